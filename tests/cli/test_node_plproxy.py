@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support import plproxy
 from support.cli import run
-from support.fleet import Fleet
+from support.fleet import Asides, Fleet
 from support.pages import code
 from tallybook import App
 from tallybook._cli.errors import Problem
@@ -38,11 +38,11 @@ def psql(dsn: str, text: str, error: str = "") -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[tuple[Fleet, str]]:
+def cluster(asides: Asides) -> Iterator[tuple[Fleet, str]]:
     """Three nodes, and a proxy database in which the command's output was run twice."""
     plproxy.needed()
     with temporary_server(15) as server:
-        fleet = Fleet(server, 3)
+        fleet = Fleet(asides, 3, apart=dict.fromkeys((1, 2, 3), server))
         proxy = server.create_database("proxy")
         printed = run("node", "plproxy", dsn=fleet.dsn)
         psql(proxy, printed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -11,11 +11,12 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from support.database import Connection
-from support.databases import Aside
+from support.databases import Aside, Database
 from tallybook._db import nodes as _nodes
 from tallybook._db import sync
 from tallybook._db.migrate import migrate
 from tallybook._db.nodes import Node
+from tallybook.embedded import Server
 
 NAMES = ("north", "south", "west", "east", "fifth", "sixth", "seventh", "eighth")
 Asides = Callable[[int], Aside]
@@ -28,27 +29,33 @@ update tallybook.installation set node = {number}"""
 class Fleet:
     """Nodes 1 to `count`, named north, south, west, ...; with `table` the first lists them.
 
-    `asides` give the databases of each number; without them `server` makes them. With `servers`, each node is on its
-    own server, in this order.
+    `asides` give the databases of each number, but for the nodes of `apart`, which are on these servers.
     """
 
     def __init__(
-        self, server: Any, count: int = 3, *, asides: Asides | None = None, table: bool = True, servers: Any = ()
+        self, asides: Asides, count: int = 3, *, table: bool = True, apart: Mapping[int, Server] | None = None
     ) -> None:
-        self._made: list[tuple[Any, str]] = []
-        self._taken = [(aside, aside.take()) for aside in map(asides, range(1, count + 1))] if asides else []
-        self._sessions = {number: one.session for number, (_, one) in enumerate(self._taken, 1) if one.session}
-        self.dsns = [one.dsn for _, one in self._taken]
-        for number in range(len(self.dsns) + 1, count + 1):
-            self.dsns.append(self._database(servers[number - 1] if servers else server, number))
+        apart = apart or {}
+        self._made: list[tuple[Server, str]] = []
+        self._taken: dict[int, tuple[Aside, Database]] = {}
+        self.dsns = [
+            self._database(apart[number], number) if number in apart else self._take(asides(number), number)
+            for number in range(1, count + 1)
+        ]
+        self._sessions = {number: one.session for number, (_, one) in self._taken.items() if one.session}
         if table:
             with self.connect(1) as conn:
                 for number, dsn in enumerate(self.dsns, 1):
                     add(conn, NAMES[number - 1], dsn, number)
 
-    def _database(self, server: Any, number: int) -> str:
+    def _take(self, aside: Aside, number: int) -> str:
+        taken = aside.take()
+        self._taken[number] = aside, taken
+        return taken.dsn
+
+    def _database(self, server: Server, number: int) -> str:
         name = f"tallybook_node{number}_{secrets.token_hex(6)}"
-        dsn = str(server.create_database(name))
+        dsn = server.create_database(name)
         self._made.append((server, name))
         with psycopg.connect(dsn) as conn:
             migrate(conn, node=number)
@@ -81,9 +88,10 @@ class Fleet:
         conn = self._sessions.get(number)
         if conn is None or conn.closed:
             conn = self.connect(number)
-        if self._taken:
+        lasts = number in self._taken
+        if lasts:
             self._sessions[number] = conn
-        with nullcontext() if self._taken else conn:  # a server of its own may be stopped
+        with nullcontext() if lasts else conn:  # a server of its own may be stopped
             cursor = conn.execute(statement.encode(), params or None)
             return cursor.fetchall() if cursor.description else []
 
@@ -93,7 +101,7 @@ class Fleet:
 
     def close(self) -> None:
         """Give the databases back, or drop them."""
-        for number, (aside, database) in enumerate(self._taken, 1):
+        for number, (aside, database) in self._taken.items():
             database.session = self._sessions.pop(number, None)
             aside.give(database)
         for conn in self._sessions.values():
@@ -121,7 +129,7 @@ def fleets(asides: Asides) -> Iterator[Callable[..., Fleet]]:
     with ExitStack() as stack:
 
         def one(count: int = 3, **options: Any) -> Fleet:
-            made = Fleet(None, count, asides=asides, **options)
+            made = Fleet(asides, count, **options)
             stack.callback(made.close)
             return made
 

@@ -1,4 +1,4 @@
-"""Worker processes of several nodes, each on its own server: killed, stopped, and stopped while a server hangs."""
+"""Worker processes of several nodes: killed, stopped, and beside a node whose server hangs, dies or is read-only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from support.cli import Command
+from support.fleet import Asides, fleets
 from support.fleet import Fleet as Nodes
 from support.fleet_app import TABLES
 from support.paths import ROOT
@@ -106,19 +105,20 @@ def test_several_processes_serve_all_nodes(fleet: Nodes, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def servers() -> Iterator[list[Server]]:
-    """Three separate servers."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(temporary_server(18, settings=SETTINGS)) for _ in range(3)]
+def second() -> Iterator[Server]:
+    """The second node's own server."""
+    with temporary_server(18, settings=SETTINGS) as server:
+        yield server
 
 
 @pytest.fixture
-def apart(servers: list[Server]) -> Iterator[Nodes]:
-    """Three nodes, each on its own server."""
-    nodes = Nodes(None, 3, servers=servers)
-    for number in (1, 2, 3):
-        nodes.run(number, TABLES)
-    yield nodes
+def apart(asides: Asides, second: Server) -> Iterator[Nodes]:
+    """Three nodes; the second one is on its own server."""
+    with fleets(asides) as make_fleet:
+        nodes = make_fleet(3, apart={2: second})
+        for number in (1, 2, 3):
+            nodes.run(number, TABLES)
+        yield nodes
 
 
 def picked_up(nodes: Nodes, number: int, starts: int) -> float:
@@ -129,13 +129,12 @@ def picked_up(nodes: Nodes, number: int, starts: int) -> float:
     return time.monotonic() - began
 
 
-def test_a_server_that_hangs_delays_no_other_node(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
+def test_a_server_that_hangs_delays_no_other_node(second: Server, apart: Nodes, tmp_path: Path) -> None:
     """While a node's server hangs, jobs of other nodes start at once, all slots are theirs, and a stop completes."""
-    pid: Any = servers[1].pid
     with worker(tmp_path, apart, "--queues", "default=2", "--stop-timeout", "3 s") as process:
         for number in (1, 2, 3):
             picked_up(apart, number, 1)
-        with stopped(pid):
+        with stopped(second.pid):
             times = [picked_up(apart, number, n) for n in range(2, 12) for number in (1, 3)]
             assert sorted(times)[len(times) // 2] < 1, times
             for _ in range(2):
@@ -149,13 +148,12 @@ def test_a_server_that_hangs_delays_no_other_node(servers: list[Server], apart: 
     assert "1 completed" in process.output.splitlines()[-1].split("south")[1]
 
 
-def test_a_claim_without_a_bound_keeps_its_slot(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
+def test_a_claim_without_a_bound_keeps_its_slot(second: Server, apart: Nodes, tmp_path: Path) -> None:
     """Control: if a claim may wait without a bound, the silent server keeps a slot, and others never get all slots."""
-    pid: Any = servers[1].pid
     with worker(tmp_path, apart, "-A", "support.fleet_app_patient:app", "--queues", "default=2") as process:
         for number in (1, 2, 3):
             picked_up(apart, number, 1)
-        with stopped(pid):
+        with stopped(second.pid):
             for n in range(2, 12):
                 picked_up(apart, 1, n)
             for _ in range(2):
@@ -166,13 +164,10 @@ def test_a_claim_without_a_bound_keeps_its_slot(servers: list[Server], apart: No
             process.send(signal.SIGKILL)
 
 
-def test_a_server_that_hangs_from_the_start_delays_no_other_node(
-    servers: list[Server], apart: Nodes, tmp_path: Path
-) -> None:
+def test_a_server_that_hangs_from_the_start_delays_no_other_node(second: Server, apart: Nodes, tmp_path: Path) -> None:
     """A server that accepts connections and never answers delays no other node; when it answers, its jobs run, too."""
-    pid: Any = servers[1].pid
     with worker(tmp_path, apart) as process:
-        with stopped(pid):
+        with stopped(second.pid):
             for number in (1, 3):
                 picked_up(apart, number, 1)
         apart.enqueue(2, task="note")
@@ -190,15 +185,15 @@ def _standby(server: Server) -> None:
     server.start()
 
 
-def test_a_read_only_node_delays_no_other(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
+def test_a_read_only_node_delays_no_other(second: Server, apart: Nodes, tmp_path: Path) -> None:
     """While a node accepts no writes, jobs of other nodes run; after its promotion, its own."""
     with worker(tmp_path, apart) as process:
         for number in (1, 2, 3):
             picked_up(apart, number, 1)
         apart.enqueue(2, task="hold")
         runs(apart, 2, 2)
-        servers[1].kill()
-        _standby(servers[1])
+        second.kill()
+        _standby(second)
         for number in (1, 3):
             picked_up(apart, number, 2)
         assert apart.run(2, "select pg_is_in_recovery(), pg_promote()") == [(True, True)]
@@ -208,15 +203,15 @@ def test_a_read_only_node_delays_no_other(servers: list[Server], apart: Nodes, t
         assert process.ended() == 0
 
 
-def test_a_server_that_is_killed_comes_back(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_comes_back(second: Server, apart: Nodes, tmp_path: Path) -> None:
     """A node whose server dies does not delay the others, and is served again when it is back."""
     with worker(tmp_path, apart) as process:
         for number in (1, 2, 3):
             picked_up(apart, number, 1)
-        servers[1].kill()
+        second.kill()
         for number in (1, 3):
             picked_up(apart, number, 2)
-        servers[1].start()
+        second.start()
         picked_up(apart, 2, 2)
         process.send(signal.SIGTERM)
         assert process.ended() == 0
