@@ -16,6 +16,7 @@ import pytest
 from support.cli import Command, children, is_alive, parent
 from support.pages import FENCED, text
 from support.waiting import wait_until
+from tallybook._cli.dev import _make
 
 BEFORE = """
 from tallybook import App
@@ -54,6 +55,14 @@ def processes(dsn: str, running: Command) -> list[int]:
     """Its guard, its worker and the server."""
     with psycopg.connect(dsn) as conn:
         return [*children(running.pid), parent(conn.info.backend_pid)]
+
+
+def test_only_a_directory_of_its_own_is_hidden_from_git(tmp_path: Path) -> None:
+    """The directory of --data gets a .gitignore, but not if it has files already, as the project's own has."""
+    _make(tmp_path / "new")
+    assert (tmp_path / "new" / ".gitignore").read_text() == "*\n"
+    _make(tmp_path)
+    assert not (tmp_path / ".gitignore").exists()
 
 
 @pytest.mark.slow

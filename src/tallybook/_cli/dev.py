@@ -101,9 +101,8 @@ def _install(dsn: str) -> None:
 def _make(data: Path) -> None:
     try:
         data.mkdir(parents=True, exist_ok=True)
-        ignore = data / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n")
+        if not any(data.iterdir()):  # never in a directory that has other things, such as the project's
+            (data / ".gitignore").write_text("*\n")
     except OSError as error:
         raise Problem(f"cannot write to {data}: {error.strerror}", hint="Pass another directory with --data") from error
 
