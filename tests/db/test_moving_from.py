@@ -217,21 +217,22 @@ def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str,
     shop = Old(old, tmp_path, "rq", TALLYBOOK_DSN=dsn, REDIS_URL=f"unix://{redis}")
     shop.run(
         "-c",
-        "import os; from datetime import timedelta; from redis import Redis; from rq import Queue; from jobs import *;"
+        "import os; from datetime import timedelta; from redis import Redis; from rq import Queue, Repeat; from jobs import *;"
         "q = Queue('mail', connection=Redis.from_url(os.environ['REDIS_URL']));"
         "q.connection.delete(q.enqueue(send_welcome, 5).key); q.enqueue(send_welcome);"
         " q.enqueue(send_welcome, 1, ttl=600);"
         "bad = q.enqueue(send_welcome, 6); q.connection.hset(bad.key, 'data', b'no pickle');"
         "q.enqueue_in(timedelta(hours=1), send_welcome, 2, lang='de');"
-        "q.enqueue(other); first = q.enqueue(send_welcome, 3); q.enqueue(send_welcome, 4, depends_on=first)",
+        "q.enqueue(other); first = q.enqueue(send_welcome, 3); q.enqueue(send_welcome, 4, depends_on=first);"
+        "q.enqueue(send_welcome, 7, repeat=Repeat(times=2)); q.enqueue(send_welcome, 8, on_failure=other)",
     )
-    assert shop.run("move.py").endswith("2 moved, 4 left\n")
+    assert shop.run("move.py").endswith("2 moved, 6 left\n")
     assert [(row[4], row[1], row[5]) for row in db.execute(JOBS).fetchall()] == [
         ({"user_id": 1}, "available", False), ({"user_id": 2, "lang": "de"}, "scheduled", True),
     ]  # fmt: skip
     expires = "select args -> 'user_id' from tallybook.job where expires_at between now() and now() + interval '601 s'"
     assert db.execute(expires).fetchall() == [(1,)]
-    assert shop.run("move.py").endswith("0 moved, 4 left\n")
+    assert shop.run("move.py").endswith("0 moved, 6 left\n")
     assert shop.run("-c", DRAIN) == "welcome, user 1 (en)\n"
 
 
