@@ -140,6 +140,9 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--pooled", action="store_true", help="run only through PgBouncer")
     options, extra = parser.parse_known_args()
+    for path in (word.split("::")[0] for word in extra if word.startswith("tests")):
+        if not Path(path).exists():  # pytest-xdist reports it as a selection without tests
+            parser.error(f"no such file: {path}")
     options.versions = options.versions or list(VERSIONS[: None if options.all else 1])
     return options, extra
 
