@@ -63,26 +63,30 @@ def test_a_reset_database_has_the_rows_of_a_new_one(used: Database, aside: Aside
     assert put(db, unique_key="u") == first
 
 
+CHANGED = "the catalog was changed"
+
+
 @pytest.mark.parametrize(
-    "statement",
+    ("statement", "reason"),
     [
-        "create table own (id int)",
-        "alter table tallybook.node alter column name set default 'x'",
-        "alter function tallybook.fold stable",
-        "drop view tallybook.attempt cascade",
-        "grant select on tallybook.node to public",
-        "alter database {} set work_mem = '1MB'",
-        "analyze tallybook.installation",
-        "begin; select tallybook.enqueue('t', 'q'); prepare transaction '{}'",
-        "insert into tallybook.api_nonce select 'k', n, now() from generate_series(1, 1001) n",
+        ("create table own (id int)", CHANGED),
+        ("alter table tallybook.node alter column name set default 'x'", CHANGED),
+        ("alter function tallybook.fold stable", CHANGED),
+        ("drop view tallybook.attempt cascade", CHANGED),
+        ("grant select on tallybook.node to public", CHANGED),
+        ("alter database {} set work_mem = '1MB'", CHANGED),
+        ("analyze tallybook.installation", CHANGED),
+        ("begin; select tallybook.enqueue('t', 'q'); prepare transaction '{}'", "a prepared transaction is left"),
+        ("insert into tallybook.api_nonce select 'k', n, now() from generate_series(1, 1001) n", "tables have grown"),
     ],
 )
-def test_a_changed_database_is_not_used_again(used: Database, aside: Aside, statement: str) -> None:
-    """What a reset does not undo ends the database's use."""
+def test_a_changed_database_is_not_used_again(used: Database, aside: Aside, statement: str, reason: str) -> None:
+    """What a reset does not undo ends the database's use, also after a reset that found everything as it was."""
+    aside.template.reset(used)
     with psycopg.connect(used.dsn, autocommit=True) as conn:
         for one in statement.format(used.name, used.name).split("; "):
             conn.execute(one)  # type: ignore[call-overload]
-    with pytest.raises(Used):
+    with pytest.raises(Used, match=reason):
         aside.template.reset(used)
 
 

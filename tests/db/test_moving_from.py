@@ -217,7 +217,8 @@ def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str,
     shop = Old(old, tmp_path, "rq", TALLYBOOK_DSN=dsn, REDIS_URL=f"unix://{redis}")
     shop.run(
         "-c",
-        "import os; from datetime import timedelta; from redis import Redis; from rq import Queue, Repeat; from jobs import *;"
+        "import os; from datetime import timedelta; from redis import Redis; from rq import Queue, Repeat;"
+        "from jobs import *;"
         "q = Queue('mail', connection=Redis.from_url(os.environ['REDIS_URL']));"
         "q.connection.delete(q.enqueue(send_welcome, 5).key); q.enqueue(send_welcome);"
         " q.enqueue(send_welcome, 1, ttl=600);"

@@ -29,21 +29,23 @@ _CATALOGS = (
     "pg_namespace", "pg_policy", "pg_extension", "pg_event_trigger", "pg_publication", "pg_publication_rel",
     "pg_publication_namespace", "pg_default_acl", "pg_statistic_ext", "pg_cast", "pg_operator",
 )  # fmt: skip
-# Of each catalog: the number of rows, and of those that are younger than the template. What is set for the database.
-# What ANALYZE found.
-_CATALOG = sql.SQL("""\
-select array[{}]::text[], datconnlimit, datdba, datacl::text,
+# How many changes of the catalogs are on record: none in a copy of the template.
+_CHANGES = """\
+select sum(pg_stat_get_tuples_inserted(c) + pg_stat_get_tuples_updated(c) + pg_stat_get_tuples_deleted(c))::bigint
+  from unnest(%s::regclass[]) c"""
+# What is set for the database; what ANALYZE found.
+_SETTINGS = """\
+select datconnlimit, datdba, datacl::text,
        (select count(*) from pg_db_role_setting s where s.setdatabase = d.oid),
        (select sum(c.reltuples) from pg_class c where c.relnamespace = 'tallybook'::regnamespace)
-  from pg_database d where datname = current_database()""")
+  from pg_database d where datname = current_database()"""
 _LEFT = """\
 select (select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
            and backend_type = 'client backend'),
        (select count(*) from pg_prepared_xacts where database = current_database())"""
-_SESSION = (
-    "set session authorization default", "reset role", "reset all", "close all", "unlisten *",
-    "select pg_advisory_unlock_all()", "discard temp", "discard sequences",
-)  # fmt: skip
+_SESSION = """\
+set session authorization default; reset role; reset all; close all; unlisten *; select pg_advisory_unlock_all();
+discard temp; discard sequences; select pg_stat_force_next_flush()"""
 _TABLES = """\
 select relname, relkind from pg_class
  where relnamespace = 'tallybook'::regnamespace and relkind in ('r', 'S') order by 1"""
@@ -71,52 +73,51 @@ class Template:
         found = conn.execute(_TABLES).fetchall()
         self._tables = [sql.Identifier("tallybook", table) for table, kind in found if kind == "r"]
         sequences = [sql.Identifier("tallybook", sequence) for sequence, kind in found if kind == "S"]
-        self._restart = [
-            sql.SQL("select setval({}, {}, {})").format(
+        self._restart = sql.SQL("select ") + sql.SQL(", ").join(
+            sql.SQL("setval({}, {}, {})").format(
                 sql.Literal(one.as_string(conn)),
                 *map(sql.Literal, conn.execute(sql.SQL("select last_value, is_called from {}").format(one)).fetchone()),
             )
             for one in sequences
-        ]
-        self._rows = [(table, rows) for table in self._tables if (rows := self._copied(conn, table))]
-        young = conn.execute("select pg_current_xact_id()::xid::text").fetchone()[0]
-        counted = "(select count(*) || ' ' || count(*) filter (where age(xmin) <= age({}::xid)) from {})"
-        self._catalog = _CATALOG.format(
-            sql.SQL(", ").join(sql.SQL(counted).format(sql.Literal(young), sql.Identifier(one)) for one in _CATALOGS)
         )
-        has = sql.SQL("case when exists (select from {}) then {} end")
+        self._rows = {at: rows for at, table in enumerate(self._tables) if (rows := self._copied(conn, table))}
         self._filled = sql.SQL("select array_remove(array[{}], null)").format(
-            sql.SQL(", ").join(has.format(table, sql.Literal(at)) for at, table in enumerate(self._tables))
+            sql.SQL(", ").join(self._differs(conn, at, table) for at, table in enumerate(self._tables))
         )
-        self._like = self._is_like(conn)
+        self._settings = conn.execute(_SETTINGS).fetchone()
 
     @staticmethod
     def _copied(conn: Connection, table: sql.Identifier) -> bytes:
         with conn.cursor().copy(sql.SQL("copy {} to stdout").format(table)) as copy:
             return b"".join(bytes(part) for part in copy)
 
-    def _is_like(self, conn: Connection) -> Any:
-        return conn.execute(self._catalog, prepare=True).fetchone()
+    def _differs(self, conn: Connection, at: int, table: sql.Identifier) -> sql.Composable:
+        """An expression: `at` if the table has other rows than in the template, else null."""
+        other = sql.SQL("exists (select from {})").format(table)
+        if at in self._rows:
+            rows = sql.SQL("(select md5(string_agg(t::text, '' order by t::text)) from {} t)").format(table)
+            (here,) = conn.execute(sql.SQL("select {}").format(rows)).fetchone()
+            other = sql.SQL("{} is distinct from {}").format(rows, sql.Literal(here))
+        return sql.SQL("case when {} then {} end").format(other, sql.Literal(at))
 
     def reset(self, database: Database) -> None:
         """Give it the rows and sequences of the template, or raise Used."""
         if (conn := database.session) is None:
             conn = database.session = psycopg.connect(database.dsn, autocommit=True)
-        with conn.pipeline():
-            for statement in _SESSION:
-                conn.execute(statement)
+        conn.execute(_SESSION)
         self._alone(conn)
-        if (found := self._is_like(conn)) != self._like:
-            raise Used(f"the catalog was changed: {found}")
-        filled = [self._tables[at] for at in conn.execute(self._filled, prepare=True).fetchone()[0]]
+        (changes,) = conn.execute(_CHANGES, (list(_CATALOGS),), prepare=True).fetchone()
+        found = conn.execute(_SETTINGS, prepare=True).fetchone()
+        if changes or found != self._settings:
+            raise Used(f"the catalog was changed: {changes} rows; settings {found}")
+        filled = conn.execute(self._filled, prepare=True).fetchone()[0]
+        delete = [sql.SQL("delete from {}").format(self._tables[at]) for at in filled]
         with conn.pipeline():
             conn.execute("set session_replication_role = 'replica'")  # no triggers, foreign keys included
-            gone = [conn.execute(sql.SQL("delete from {}").format(table)) for table in filled]
-            for statement in self._restart:
-                conn.execute(statement)
-        for table, rows in self._rows:
-            with conn.cursor().copy(sql.SQL("copy {} from stdin").format(table)) as copy:
-                copy.write(rows)
+            gone = [conn.execute(statement) for statement in (*delete, self._restart)]
+        for at in self._rows.keys() & set(filled):
+            with conn.cursor().copy(sql.SQL("copy {} from stdin").format(self._tables[at])) as copy:
+                copy.write(self._rows[at])
         conn.execute("reset session_replication_role")
         database.tests += 1
         if database.tests == MOST_TESTS or sum(cursor.rowcount for cursor in gone) > MOST_ROWS:
