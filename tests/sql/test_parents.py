@@ -7,23 +7,8 @@ from typing import Any
 import pytest
 from psycopg import errors as pg
 
-from support.database import Connect, Connection, call
-from support.hands import Hands, put, states
-
-
-def child(db: Connection, *after: int, **more: Any) -> int:
-    """Enqueue a job that waits for these."""
-    ((job,),) = call(db, "enqueue_after", **{"queue": "q", "task": "child", "after": list(after), **more})
-    return job
-
-
-def resolve(db: Connection, *parents: int) -> tuple[int, int, int, int]:
-    """Return the numbers of ended parents, and of released, cancelled and busy children."""
-    row = db.execute(
-        "select ended, released, cancelled, busy from tallybook.parents_resolve(%s)", (list(parents) or None,)
-    ).fetchone()
-    assert row is not None
-    return row  # type: ignore[return-value]
+from support.database import Connect, Connection
+from support.hands import Hands, child, put, resolve, states
 
 
 def job(db: Connection, job_id: int, columns: str = "state, reason") -> Any:

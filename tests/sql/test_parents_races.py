@@ -11,7 +11,7 @@ from psycopg import errors as pg
 from support.broken import without
 from support.chance import seeds
 from support.database import Connect, Connection, call
-from support.hands import Hands, put, states
+from support.hands import Hands, child, put, resolve, states
 from support.sessions import crossed
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another")
@@ -20,25 +20,11 @@ GUARD = ("parents_resolve", " order by w.job_id for update skip locked")
 ENDED = ("completed", "cancelled", "dead")
 
 
-def child(db: Connection, after: list[int], on_parent: str = "completed", **more: Any) -> int:
-    more = {"queue": "q", "task": "child", "after": after, "on_parent": on_parent, **more}
-    ((job,),) = call(db, "enqueue_after", **more)
-    return job
-
-
-def resolve(db: Connection, *parents: int) -> tuple[int, int, int]:
-    """Return how many children were released, cancelled and busy."""
-    query = "select released, cancelled, busy from tallybook.parents_resolve(%s)"
-    row = db.execute(query, (list(parents) or None,)).fetchone()
-    assert row is not None
-    return row  # type: ignore[return-value]
-
-
 def both_end_at_once(db: Connection, connect: Connect) -> int:
     """Two transactions, neither of which sees the other, resolve the two parents of one child."""
     hands = Hands(db)
     parents = [put(db), put(db)]
-    waiter = child(db, parents)
+    waiter = child(db, *parents)
     hands.complete(*hands.start())
     one, two = connect(), connect()
     with one.transaction(), two.transaction():
@@ -63,23 +49,23 @@ def test_an_open_transaction_that_has_the_child_stops_nobody(db: Connection, con
     """An open transaction that cancels or changes a child delays only that child; parents_resolve does not wait."""
     hands = Hands(db)
     parent, bad = put(db), put(db)
-    changed = child(db, [parent], unique_key="u")
-    cancelled = child(db, [bad])
-    others = [child(db, [parent]), child(db, [bad])]
+    changed = child(db, parent, unique_key="u")
+    cancelled = child(db, bad)
+    others = [child(db, parent), child(db, bad)]
     first, second = hands.start()
     hands.complete(first)
     hands.fail(second, final=True)
     user, someone = connect(), connect()
     with user.transaction():
-        child(user, [parent], unique_key="u", on_conflict="replace_args", args='{"new": 1}')
+        child(user, parent, unique_key="u", on_conflict="replace_args", args='{"new": 1}')
         with someone.transaction():
             someone.execute("select tallybook.cancel(%s, 'mine')", (cancelled,))
             db.execute("set statement_timeout = '20s'")
-            assert resolve(db) == (1, 1, 2)
+            assert resolve(db)[1:] == (1, 1, 2)
             assert states(db, changed, cancelled, *others) == ["waiting", "waiting", "available", "cancelled"]
-            assert resolve(db)[:2] == (0, 0)
-        assert resolve(db) == (0, 1, 1)
-    assert resolve(db) == (1, 0, 0)
+            assert resolve(db)[1:3] == (0, 0)
+        assert resolve(db)[1:] == (0, 1, 1)
+    assert resolve(db)[1:] == (1, 0, 0)
     assert states(db, changed, cancelled) == ["available", "cancelled"]
     row = db.execute("select args, reason from tallybook.job where id = any (%s) order by id", ([changed, cancelled],))
     assert row.fetchall() == [({"new": 1}, None), ({}, "mine")]
@@ -100,7 +86,6 @@ class World:
         self.children: dict[int, tuple[list[int], str]] = {}
         self.jobs: list[int] = []
         self.running: list[Any] = []
-        self.starts: dict[int, int] = {}
         self.retried: set[int] = set()
         self.recent: list[int] = []
 
@@ -110,7 +95,6 @@ class World:
 
     def start(self) -> None:
         for one in self.hands.start(self.random.randint(1, 4)):
-            self.starts[one.id] = self.starts.get(one.id, 0) + 1
             if one.id in self.children and one.attempt == 1 and not self.retried & set(self.children[one.id][0]):
                 assert self.ended(self.children[one.id][0]), f"{one.id} has started before its parents had ended"
             self.running.append(one)
@@ -163,7 +147,7 @@ class World:
                 young = self.jobs[-6:]
                 after = self.random.sample(young, self.random.randint(1, min(3, len(young))))
                 on = self.random.choice(("completed", "any"))
-                self.unsure.setdefault(at, []).append((child(session, after, on), after, on))
+                self.unsure.setdefault(at, []).append((child(session, *after, on_parent=on), after, on))
             elif what == "cancel" and self.jobs:
                 session.execute("select tallybook.cancel(%s)", (self.random.choice(self.jobs),))
             elif what == "retry" and self.jobs:
@@ -199,11 +183,8 @@ class World:
                 self.hands.complete(self.running.pop())
             if self.ended(self.jobs):
                 return
-        raise AssertionError(f"these wait for ever: {self.left()}")
-
-    def left(self) -> list[Any]:
         query = "select id, state, reason from tallybook.job where not state = any (%s)"
-        return self.db.execute(query, (list(ENDED),)).fetchall()
+        raise AssertionError(f"these wait for ever: {self.db.execute(query, (list(ENDED),)).fetchall()}")
 
     def check(self) -> None:
         assert self.db.execute("select count(*) from tallybook.parent").fetchone() == (0,)
@@ -278,4 +259,4 @@ def test_a_job_cannot_wait_for_the_next_id(db: Connection) -> None:
     """A parent that does not exist yet is refused, even if the child itself gets that id."""
     job = put(db)
     with pytest.raises(pg.DatabaseError, match=f"there is no job {job + 1}"):
-        child(db, [job + 1])
+        child(db, job + 1)

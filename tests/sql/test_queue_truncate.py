@@ -13,7 +13,7 @@ import pytest
 
 from support.broken import without
 from support.database import Connect, Connection
-from support.hands import Hands, put, states
+from support.hands import Hands, child, put, states
 from support.subjects import end, push
 from support.waiting import wait_until
 
@@ -56,7 +56,7 @@ def test_all_that_does_not_run_is_cancelled(db: Connection, hands: Hands) -> Non
         put(db, unique_key="u"),
     ]
     parent = put(db, queue="other")
-    gone.append(int(hands.one("select tallybook.enqueue_after('q', 't', after => array[%s::bigint])", parent)))
+    gone.append(child(db, parent))
     gone.append(put(db, options=psycopg.types.json.Jsonb({"fair_key": "x"})))
     status: LiteralString = """
 select available, scheduled, retrying, waiting, running, cancelled from tallybook.queue_stats where queue = 'q'"""
@@ -169,11 +169,11 @@ def test_who_waits_for_the_truncated_goes_on(db: Connection, hands: Hands) -> No
     other = Hands(db, "other")
     behind = put(db, queue="other", order_key="k")
     assert other.start() == []
-    child = int(hands.one("select tallybook.enqueue_after('other', 't', after => array[%s::bigint])", first))
-    assert states(db, first, behind, child) == ["retrying", "waiting", "waiting"]
+    after = child(db, first, queue="other")
+    assert states(db, first, behind, after) == ["retrying", "waiting", "waiting"]
     assert truncate(db)[0] == 1
     db.execute("select tallybook.parents_resolve()")
-    assert states(db, first, behind, child) == ["cancelled", "available", "cancelled"]
+    assert states(db, first, behind, after) == ["cancelled", "available", "cancelled"]
     assert [job.id for job in other.start()] == [behind]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from support.database import Connection, call, one
+from support.database import Connection, Row, call, one
 
 
 @dataclass
@@ -136,6 +136,23 @@ def put(db: Connection, **more: Any) -> int:
     """Enqueue a job to queue q with named options: put(db, order_key='k', args={...})."""
     ((job,),) = call(db, "enqueue", **{"queue": "q", "task": "t", **more})
     return job
+
+
+def put_many(db: Connection, n: int, queue: str = "q", **more: Any) -> None:
+    """Enqueue `n` jobs with one call, in one transaction."""
+    call(db, "enqueue_many", queues=[queue] * n, tasks=["t"] * n, args=["{}"] * n, **more)
+
+
+def child(db: Connection, *after: int, **more: Any) -> int:
+    """Enqueue a job that waits for these."""
+    ((job,),) = call(db, "enqueue_after", **{"queue": "q", "task": "child", "after": list(after), **more})
+    return job
+
+
+def resolve(db: Connection, *parents: int) -> Row:
+    """Return the numbers of ended parents, and of released, cancelled and busy children."""
+    (row,) = call(db, "parents_resolve", "ended, released, cancelled, busy", parents=list(parents) or None)
+    return row
 
 
 def states(db: Connection, *jobs: int) -> list[str]:
