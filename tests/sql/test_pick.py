@@ -11,7 +11,7 @@ import pytest
 
 from support.database import Connect, Connection, call, one
 from support.hands import states
-from support.sessions import behind
+from support.sessions import behind, waits
 from support.subjects import forget, push, upsert
 from support.waiting import wait_until
 
@@ -30,11 +30,6 @@ def pick(db: Connection, n: int = 10, at: datetime = T, lock: str = "5 min") -> 
 
 def complete(db: Connection, *picked: Any) -> list[bool]:
     return [one(db, "select tallybook.complete(%s, %s, %s)", *job) for job in picked]
-
-
-def rescued(db: Connection, at: datetime) -> int:
-    """Run rescue at this time and half a minute later; return how many jobs it has given back."""
-    return sum(one(db, "select lost from tallybook.rescue(at => %s)", when) for when in (at, at + MIN / 2))
 
 
 def test_a_pick_is_ended_by_its_lease(db: Connection) -> None:
@@ -93,13 +88,18 @@ def test_a_pick_takes_one_version_only(db: Connection) -> None:
 
 def test_the_lock_runs_out(db: Connection) -> None:
     """S3-05, S3-26: an attempt is given back at its lock time or at most a quarter later; its lease is refused."""
+
+    def rescued(at: datetime) -> int:
+        """Run rescue at this time and half a minute later; return how many jobs it has given back."""
+        return sum(one(db, "select lost from tallybook.rescue(at => %s)", when) for when in (at, at + MIN / 2))
+
     (job,) = put(db)
     (old,) = pick(db)
     put(db)
     assert one(db, "select locked_until from tallybook.pick('q', at => %s)", T) == T + 5 * MIN
-    assert rescued(db, T + 4.4 * MIN) == 0
+    assert rescued(T + 4.4 * MIN) == 0
     assert pick(db, at=T + 5 * MIN) == []
-    assert rescued(db, T + 6.25 * MIN) + rescued(db, T + 7 * MIN) + rescued(db, T + 9 * MIN) == 2
+    assert rescued(T + 6.25 * MIN) + rescued(T + 7 * MIN) + rescued(T + 9 * MIN) == 2
     again = pick(db, at=T + 10 * MIN)
     assert job in [other for _, other, _ in again]
     assert complete(db, old) == [False]
@@ -175,7 +175,6 @@ def forgotten(db: Connection) -> list[Any]:
     return [forget(db, "k", task="note")]
 
 
-WAITS = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
 PRODUCERS = [(replaced, None), (relied_on, None), (upserted, "active"), (forgotten, "active")]
 
 
@@ -191,7 +190,7 @@ def test_a_producer_waits_for_a_pick_that_may_have_its_job(
     assert picked == job
     with behind(producer) as pool:
         change_ = pool.submit(change, producer)
-        wait_until(lambda: change_.done() or one(db, WAITS, producer.info.backend_pid), "the producer to wait")
+        wait_until(lambda: change_.done() or waits(db, producer), "the producer to wait")
         picker.commit()
         (answer,) = change_.result(timeout=20)
     assert answer == said if said else answer > job, "it runs: it is left alone"
@@ -218,8 +217,7 @@ def test_the_key_of_a_job_that_a_pick_has_taken_is_not_free(db: Connection, conn
     assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"
     with behind(producer) as pool:
         second = pool.submit(put, producer, unique_key="k")
-        blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
-        wait_until(lambda: one(db, blocked, producer.info.backend_pid), "the producer waits")
+        wait_until(lambda: waits(db, producer), "the producer waits")
         picker.commit()
         assert second.result(timeout=20) == [job]
     assert complete(db, picked) == [True]

@@ -13,7 +13,7 @@ import pytest
 
 from support.broken import without
 from support.database import Connect, Connection
-from support.hands import Hands, child, put, states
+from support.hands import Hands, child, put, put_many, states
 from support.subjects import end, push
 from support.waiting import wait_until
 
@@ -179,10 +179,7 @@ def test_who_waits_for_the_truncated_goes_on(db: Connection, hands: Hands) -> No
 
 def test_many_at_once_go_in_bulk(db: Connection, hands: Hands) -> None:
     """Truncate passes a lane with one claim row per batch, which hands out no job; other queues are not touched."""
-    db.execute(
-        "select tallybook.enqueue_many(array_fill('q'::text, array[2500]), array_fill('t'::text, array[2500]),"
-        " array_fill('{}'::text, array[2500]))"
-    )
+    put_many(db, 2500)
     keep = put(db, queue="other")
     assert truncate(db, max_jobs=1000) == (2500, 0, False)
     assert hands.one("select count(*) from tallybook.claim") == 3

@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from support.database import Connect, Connection, Row, call, one
-from support.hands import Hands, put, states
+from support.hands import Hands, put, put_many, states
+from support.sessions import pages, waits
 from support.waiting import wait_until
 
 LATER = datetime.now(UTC) + timedelta(days=1)
@@ -300,47 +301,26 @@ def test_top_knows_holes(db: Connection, connect: Connect, hands: Hands) -> None
     assert hands.run_all() == shown
 
 
-def pages(db: Connection, query: str) -> int:
-    """Return the fewest pages of five runs; autovacuum can cause a new plan between them."""
-    plans = [one(db, f"explain (analyze, buffers, format json) {query}")[0]["Plan"] for _ in range(5)]
-    return int(min(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans))
-
-
 def test_top_reads_what_it_shows(db: Connection) -> None:
     """S3-36: a page of ten reads the same few pages of memory with 50 jobs as with 20,000 available and scheduled."""
 
-    def touched() -> int:
-        return pages(db, "select * from tallybook.queue_top('q', max_jobs => 10)")
-
-    def fill(n: int, **more: str) -> None:
-        extra = "".join(f", {name} => {value}" for name, value in more.items())
-        db.execute(
-            f"select tallybook.enqueue_many(array_fill('q'::text, array[{n}]),"  # type: ignore[arg-type]
-            f" array_fill('t'::text, array[{n}]), array_fill('{{}}'::text, array[{n}]){extra})"
-        )
-
-    fill(50)
-    few = touched()
-    fill(10_000)
-    fill(10_000, run_ats="array_fill(now() + interval '1 day', array[10000])")
-    assert touched() < few + 40
+    ten = "select * from tallybook.queue_top('q', max_jobs => 10)"
+    put_many(db, 50)
+    few = pages(db, ten)
+    put_many(db, 10_000)
+    put_many(db, 10_000, run_ats=[LATER] * 10_000)
+    assert pages(db, ten) < few + 40
 
 
 def test_a_small_queue_does_not_pay_for_a_large_one(db: Connection) -> None:
     """S3-36: top of a queue with one scheduled job does not read the scheduled jobs of another queue."""
 
-    def blocks() -> int:
-        return pages(db, "select tallybook.queue_top('few', max_jobs => 10)")
-
-    db.execute("select tallybook.enqueue('few', 't', '{}', run_at => now() + interval '2 days')")
-    few = blocks()
-    db.execute(
-        "select tallybook.enqueue_many(array_fill('many'::text, array[20000]), array_fill('t'::text, array[20000]),"
-        " array_fill('{}'::text, array[20000]),"
-        " run_ats => array(select now() + n * interval '1 s' from generate_series(1, 20000) n))"
-    )
+    ten = "select tallybook.queue_top('few', max_jobs => 10)"
+    put(db, queue="few", run_at=LATER + timedelta(days=1))
+    few = pages(db, ten)
+    put_many(db, 20_000, "many", run_ats=[LATER - timedelta(seconds=n) for n in range(20_000)])
     db.execute("analyze tallybook.scheduled")
-    assert blocks() < few + 60
+    assert pages(db, ten) < few + 60
     control = "select count(*) from tallybook.scheduled where args::text <> ''"
     assert pages(db, control) > 150, "control: to read all of it is more than that"
 
@@ -381,10 +361,7 @@ def test_transitions_are_published_while_notify_is_on(db: Connection, connect: C
         ("t", "cancelled", [later]),
     ]
     assert truncated == 1
-    db.execute(
-        "select tallybook.enqueue_many(array_fill('q'::text, array[700]), array_fill('t'::text, array[700]),"
-        " array_fill('{}'::text, array[700]))"
-    )
+    put_many(db, 700)
     assert [len(word["ids"]) for word in heard(db, ear)] == [300, 300, 100]
     db.execute("select tallybook.queue_set('q', notify => false)")
     assert one(db, triggers) == 0
@@ -412,8 +389,7 @@ def test_notify_is_switched_on_beside_another_change_of_it(db: Connection, conne
     first.execute("select tallybook.queue_set('a', notify => %s)", [before])
     with ThreadPoolExecutor(1) as pool:
         beside = pool.submit(one, second, "select tallybook.queue_set('b', notify => true)")
-        blocked = f"select pg_blocking_pids({second.info.backend_pid}) <> '{{}}'"
-        wait_until(lambda: beside.done() or one(db, blocked), "it waits")
+        wait_until(lambda: beside.done() or waits(db, second), "it waits")
         first.commit()
         assert beside.result() == "created"
     assert one(db, "select count(*) from pg_trigger where tgname = 'publish'") == 5

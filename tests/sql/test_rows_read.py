@@ -14,14 +14,12 @@ import pytest
 
 from support.broken import source
 from support.database import Connection, one
+from support.hands import put_many
+from support.sessions import pages
 
 READ: LiteralString = """
 select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
   join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'tallybook' and c.relkind in ('i', 'r')"""
-
-
-def _counted(conn: Connection) -> int:
-    return int(one(conn, READ))
 
 
 def _read(conn: Connection, query: LiteralString) -> int:
@@ -29,9 +27,9 @@ def _read(conn: Connection, query: LiteralString) -> int:
     found = 0
     for _ in range(2):
         with conn.transaction(force_rollback=True):
-            before = _counted(conn)  # includes what earlier statements have not reported yet
+            before = one(conn, READ)  # includes what earlier statements have not reported yet
             conn.execute(query)
-            found = _counted(conn) - before
+            found = one(conn, READ) - before
     return found
 
 
@@ -154,27 +152,12 @@ def test_what_is_due_is_found_by_its_index(db: Connection) -> None:
         assert _read(db, due) > 3000
 
 
-ENQUEUE_BIG: LiteralString = """
-select tallybook.enqueue_many(array_fill('q'::text, '{20000}'), array_fill('work'::text, '{20000}'),
-                              array_fill('{}'::text, '{20000}'))"""
 MOST = 90  # pages; all remaining jobs are 100 more
 OF_TEN: dict[str, LiteralString] = {
     "claimed_jobs": "select * from tallybook.claimed_jobs((select lease from ten limit 1))",
     "complete": "select tallybook.complete_many(array_agg(lease), array_agg(job_id), array_agg(attempt)) from ten",
     "rescue": "select tallybook._open_attempts((select worker from ten limit 1), 0)",
 }
-
-
-def _pages(conn: Connection, query: LiteralString) -> int:
-    """Return the fewest pages of five runs of a statement; its effects are rolled back."""
-    found = []
-    for _ in range(5):
-        with conn.transaction(force_rollback=True):
-            row = conn.execute("explain (analyze, buffers, format json) " + query).fetchone()
-        assert row is not None
-        plan = row[0][0]["Plan"]
-        found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
-    return int(min(found))
 
 
 def _claim_ten(db: Connection, queue: str = "q") -> None:
@@ -199,14 +182,14 @@ def test_ten_jobs_of_a_big_transaction_are_all_that_is_read(
         db.execute("drop table tallybook.entry_brief, tallybook.entry_long, tallybook.claim_brief,"
                    " tallybook.claim_long, tallybook.outcome_brief, tallybook.outcome_long")  # fmt: skip
     business = connect(autocommit=False)
-    business.execute(ENQUEUE_BIG)
+    put_many(business, 20_000)
     if late:  # a window opens while it runs: it is a hole, and is drained as a closed one
         db.execute("select tallybook.enqueue('q', 'work')")
         db.execute("select tallybook.claim(tallybook.worker_start('other', '{q}'), '{q}', '{10}', gen_random_uuid())")
     business.commit()
     _claim_ten(db)
     assert db.execute("select count(*) from ten").fetchone() == (10,)
-    assert {verb: n for verb, query in OF_TEN.items() if (n := _pages(db, query)) > MOST} == {}
+    assert {verb: n for verb, query in OF_TEN.items() if (n := pages(db, query)) > MOST} == {}
 
 
 def test_control_without_the_limit_all_jobs_of_a_transaction_are_read(db: Connection) -> None:
@@ -214,34 +197,34 @@ def test_control_without_the_limit_all_jobs_of_a_transaction_are_read(db: Connec
     text = source("claimed_jobs")
     limit = "limit case when claimed_jobs.job is null then c.jobs else 1 end"
     assert limit in text
-    db.execute(ENQUEUE_BIG)
+    put_many(db, 20_000)
     db.execute(cast("LiteralString", text.replace(limit, "")))
     _claim_ten(db)
-    assert _pages(db, OF_TEN["claimed_jobs"]) > MOST
+    assert pages(db, OF_TEN["claimed_jobs"]) > MOST
 
 
 def test_a_list_of_jobs_skips_no_other_jobs_of_their_transaction(db: Connection) -> None:
     """Ten completed jobs of a transaction are listed as cheaply before 19,990 others of it as before ten."""
-    pages = []
-    for queue, jobs in (("few", "20"), ("q", "20000")):
-        db.execute(cast("LiteralString", ENQUEUE_BIG.replace("'q'", f"'{queue}'").replace("20000", jobs)))
+    found = []
+    for queue, jobs in (("few", 20), ("q", 20_000)):
+        put_many(db, jobs, queue)
         _claim_ten(db, queue)
         db.execute("select tallybook.complete(lease, job_id, attempt) from ten; drop table ten")
         query = f"select * from tallybook.jobs('{queue}', states => '{{completed}}')"  # noqa: S608
         assert len(db.execute(cast("LiteralString", query)).fetchall()) == 10
-        pages.append(_pages(db, cast("LiteralString", query)))
-    assert pages[1] < pages[0] + 50
+        found.append(pages(db, query))
+    assert found[1] < found[0] + 50
 
 
 def test_a_claim_is_published_without_a_look_at_earlier_jobs_of_the_transaction(db: Connection) -> None:
     """The last ten of a transaction's 20,000 jobs are claimed as cheaply as the first ten, their events included."""
     db.execute("select tallybook.queue_set('q', notify => true)")
-    db.execute(ENQUEUE_BIG)
+    put_many(db, 20_000)
     db.execute("create table ten as select tallybook.worker_start('w', '{q}') as worker")
     claim: LiteralString = "select tallybook.claim(worker, '{q}', '{10}', gen_random_uuid()) from ten"
-    first = _pages(db, claim)
+    first = pages(db, claim)
     db.execute("select tallybook.claim(worker, '{q}', '{19980}', gen_random_uuid()) from ten")
-    assert _pages(db, claim) < first + 50
+    assert pages(db, claim) < first + 50
 
 
 def test_why_reads_only_what_is_before_a_job(db: Connection) -> None:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import random
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
 from support.database import Connect, Connection, one
-from support.hands import Hands, put
+from support.hands import Hands, put, put_many
 from support.subjects import push
-
-LOAD = (
-    "select tallybook.enqueue_many(array_fill('q'::text, '{{{n}}}'), array_fill('t'::text, '{{{n}}}'),"
-    " array_fill('{{}}'::text, '{{{n}}}'))"
-)
 
 
 def why(db: Connection, job: int, at: str = "clock_timestamp()") -> list[tuple[str | None, str, dict[str, Any]]]:
@@ -145,8 +140,7 @@ def test_behind_others(db: Connection, hands: Hands) -> None:
 
 def test_the_count_of_others_has_a_bound(db: Connection, hands: Hands) -> None:
     """Behind 12,000 jobs, why reports at least 10,000 and that there are more."""
-    load = LOAD.format(n=12000)
-    db.execute(cast("Any", load))
+    put_many(db, 12_000)
     job = put(db)
     ((_, code, details),) = why(db, job)
     assert (code, details["before"], details["more"]) == ("behind", 10_000, True)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from support.database import Connect, Connection
+from support.database import Connect, Connection, one
 from support.waiting import wait_until
 
 LANE_LOCK = 1413565441
@@ -34,6 +34,21 @@ def buffers(db: Connection, query: str, *params: object) -> int:
                 plan = cursor.fetchall()[0][0][0]["Plan"]
             found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
     return int(min(found))
+
+
+def pages(db: Connection, query: str) -> int:
+    """Return the fewest pages that one of five runs of a statement touches; the effects of each are rolled back."""
+    found = []
+    for _ in range(5):
+        with db.transaction(force_rollback=True):
+            plan = one(db, f"explain (analyze, buffers, format json) {query}")[0]["Plan"]
+        found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+    return int(min(found))
+
+
+def waits(db: Connection, conn: Connection) -> bool:
+    """Whether this session waits for another one."""
+    return bool(one(db, "select pg_blocking_pids(%s) <> '{}'", conn.info.backend_pid))
 
 
 @contextmanager
