@@ -6,25 +6,22 @@ Cancel, retry and unique keys are in test_review_cancel.py.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from datetime import datetime, timedelta
-from typing import Any, LiteralString, NamedTuple, TypeAlias, cast
+from datetime import datetime
+from typing import Any, LiteralString, NamedTuple
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
+from support.askers import HOUR, S
 from support.broken import source, without
-from support.database import Connection, one
-from support.hands import states
-from support.sessions import LANE_LOCK, behind, buffers, enqueue
+from support.database import Connection, Row, call, one
+from support.hands import drain, states
+from support.sessions import LANE_LOCK, behind, buffers, enqueue, start_worker
+from support.subjects import clock
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
-
-Attempt: TypeAlias = tuple[int, int]
-
-
-# --- helpers -------------------------------------------------------------------------------------------------------
 
 
 class Claimed(NamedTuple):
@@ -35,60 +32,31 @@ class Claimed(NamedTuple):
     jobs: int
 
 
-def start_worker(db: Connection, queue: str = "q", *, session: bool = False) -> int:
-    return cast(int, one(db, "select tallybook.worker_start('w', array[%s], session => %s)", queue, session))
-
-
-def claim(db: Connection, worker: int, queue: str = "q", n: int = 100, lease: UUID | None = None) -> Claimed:
+def claim(db: Connection, worker: int, n: int = 100, lease: UUID | None = None) -> Claimed:
     lease = lease or uuid4()
-    query = "select claim_id, jobs from tallybook.claim(%s, array[%s], array[%s::int], %s)"
-    row = db.execute(query, [worker, queue, n, lease]).fetchone()
+    query = "select claim_id, jobs from tallybook.claim(%s, '{q}', array[%s::int], %s)"
+    row = db.execute(query, [worker, n, lease]).fetchone()
     assert row is not None
     return Claimed(lease, *row)
 
 
-def claimed_jobs(db: Connection, claimed: Claimed) -> list[Attempt]:
-    return cast(
-        "list[Attempt]",
-        db.execute("select job_id, attempt from tallybook.claimed_jobs(%s)", [claimed.lease]).fetchall(),
-    )
-
-
 def jobs_of(db: Connection, *claims: Claimed) -> list[int]:
-    return [job for claimed in claims for job, _ in claimed_jobs(db, claimed)]
+    query = "select job_id from tallybook.claimed_jobs(%s)"
+    return [job for claimed in claims for (job,) in db.execute(query, [claimed.lease]).fetchall()]
 
 
-def drain(db: Connection, queue: str = "q") -> list[int]:
-    """Claim and complete all that is available; return the jobs in the order of the claims."""
-    worker, jobs = start_worker(db, queue), []
-    while (claimed := claim(db, worker, queue)).claim_id is not None:
-        for job, attempt in claimed_jobs(db, claimed):
-            assert one(db, "select tallybook.complete(%s, %s, %s)", claimed.lease, job, attempt)
-            jobs.append(job)
-    return jobs
-
-
-def rescue(db: Connection, at: datetime, lease_time: str = "30 s") -> tuple[int, int]:
+def rescue(db: Connection, at: datetime) -> Row:
     """Run rescue once at this time; return how many attempts were lost and how many workers are suspects."""
-    row = db.execute("select lost, suspects from tallybook.rescue(%s, at => %s)", [lease_time, at]).fetchone()
-    assert row is not None
-    return row[0], row[1]
+    (row,) = call(db, "rescue", "lost, suspects", at=at)
+    return row
 
 
-def now(db: Connection) -> datetime:
-    return cast(datetime, one(db, "select clock_timestamp()"))
-
-
-def seconds(n: float) -> timedelta:
-    return timedelta(seconds=n)
-
-
-def lane(db: Connection, queue: str = "q") -> int:
-    return cast(int, one(db, "select min(lane_id) from tallybook.lane where queue = %s", queue))
+def lane(db: Connection) -> int:
+    return int(one(db, "select min(lane_id) from tallybook.lane where queue = 'q'"))
 
 
 def blocked_by(db: Connection, conn: Connection) -> list[int]:
-    return cast("list[int]", one(db, "select pg_blocking_pids(%s)", conn.info.backend_pid))
+    return list(one(db, "select pg_blocking_pids(%s)", conn.info.backend_pid))
 
 
 # --- 1: the look without the lock ----------------------------------------------------------------------------------
@@ -103,7 +71,7 @@ def claimed_around_a_claim_that_waited(
     worker, other = start_worker(db), start_worker(db)
     if look:
         db.execute(look)
-    x, y, t, c = (cast(Connection, connect(autocommit=False)) for _ in range(4))
+    x, y, t, c = (connect(autocommit=False) for _ in range(4))
     jobs = enqueue(x, n=2) + enqueue(y) + enqueue(t)
     if later:
         jobs += enqueue(db)
@@ -118,7 +86,7 @@ def claimed_around_a_claim_that_waited(
         second = waiting.result(timeout=20)
         t.commit()
     assert first.jobs == 1
-    db.execute(cast("LiteralString", source("_next")))
+    db.execute(source("_next"))
     return jobs, jobs_of(db, first, second) + drain(db)
 
 
@@ -222,7 +190,7 @@ def test_a_job_that_moves_between_two_looks_is_found(
         assert jobs_of(db, held) == [job]
         move: LiteralString = f"select tallybook.unclaim('{held.lease}', {job}, 1, '1 h')"
     else:
-        (job,) = enqueue(db, run_at=now(db) + seconds(3600))
+        (job,) = enqueue(db, run_at=clock(db) + HOUR)
         move = "select tallybook.promote(at => clock_timestamp() + interval '2 h')"
     if verb == "retry":
         assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"
@@ -276,15 +244,15 @@ def test_a_watermark_from_the_future_hides_no_claim(db: Connection, claims_befor
 
 def test_an_outage_longer_than_the_lease_robs_nobody(db: Connection) -> None:
     """Review 10, S1-11: after an outage the first rescue takes nothing; later ones only from workers still silent."""
-    back, silent, start = start_worker(db), start_worker(db), now(db)
+    back, silent, start = start_worker(db), start_worker(db), clock(db)
     enqueue(db, n=2)
     mine, lost = claim(db, back, n=1), claim(db, silent, n=1)
     assert (mine.jobs, lost.jobs) == (1, 1)
-    after = start + seconds(40)
+    after = start + 40 * S
     assert rescue(db, after) == (0, 2)
-    db.execute("select tallybook.renew(%s, 0, at => %s)", [back, after + seconds(1)])
-    assert rescue(db, after + seconds(9)) == (0, 1)
-    assert rescue(db, after + seconds(11)) == (1, 0)
+    db.execute("select tallybook.renew(%s, 0, at => %s)", [back, after + S])
+    assert rescue(db, after + 9 * S) == (0, 1)
+    assert rescue(db, after + 11 * S) == (1, 0)
     assert states(db, *jobs_of(db, mine, lost)) == ["running", "available"]
     assert one(db, "select tallybook.complete(%s, %s, 1)", mine.lease, jobs_of(db, mine)[0])
 
@@ -302,20 +270,20 @@ def test_a_suspicion_from_before_an_outage_proves_nothing_after_it(db: Connectio
     back = one(db, "select greatest(clock_timestamp(), pg_postmaster_start_time() + interval '40 s')")
     grace = 10 if session else 30  # a lost session proves more than a silence that nobody has observed
     assert rescue(db, back) == (0, 1)
-    assert rescue(db, back + seconds(grace - 1)) == (0, 1)
-    assert rescue(db, back + seconds(grace + 1)) == (1, 0)
+    assert rescue(db, back + (grace - 1) * S) == (0, 1)
+    assert rescue(db, back + (grace + 1) * S) == (1, 0)
 
 
 @pytest.mark.direct("a worker holds a lock of its session")
 def test_a_session_that_comes_back_has_its_grace_again(db: Connection, connect: Any) -> None:
     """Review 12: a session that is back is no longer gone; when it is lost again, its grace starts again."""
-    worker, start = start_worker(db, session=True), now(db)
+    worker, start = start_worker(db, session=True), clock(db)
     enqueue(db)
     claim(db, worker)
     assert rescue(db, start) == (0, 1)
     heartbeat = connect()
     heartbeat.execute("select pg_advisory_lock_shared(1413565443, %s)", [worker])
-    assert rescue(db, start + seconds(2)) == (0, 0)
+    assert rescue(db, start + 2 * S) == (0, 0)
     assert one(db, "select gone_at is null from tallybook.worker where id = %s", worker)
     heartbeat.close()
     query = (
@@ -323,25 +291,23 @@ def test_a_session_that_comes_back_has_its_grace_again(db: Connection, connect: 
     )
     query += "(select oid from pg_database where datname = current_database()))"
     wait_until(lambda: one(db, query), "the session to be gone")
-    assert rescue(db, start + seconds(4)) == (0, 1)
-    assert rescue(db, start + seconds(4.5)) == (0, 1)
-    assert rescue(db, start + seconds(5.5)) == (1, 0)
+    assert rescue(db, start + 4 * S) == (0, 1)
+    assert rescue(db, start + 4.5 * S) == (0, 1)
+    assert rescue(db, start + 5.5 * S) == (1, 0)
 
 
-def lost_alone(db: Connection, connect: Any, *, there: bool) -> tuple[str, int]:
+def lost_alone(db: Connection, connect: Any, *, there: bool) -> Row | None:
     """Let a job be alone with three silent workers, with or without their sessions; return its state and crashes."""
     (job,) = enqueue(db)
     for _ in range(3):
-        worker, start = start_worker(db, session=True), now(db)
+        worker, start = start_worker(db, session=True), clock(db)
         claim(db, worker)
         heartbeat = connect()
         if there:
             heartbeat.execute("select pg_advisory_lock_shared(1413565443, %s)", [worker])
-        assert rescue(db, start + seconds(31)) == (0, 1)
-        assert rescue(db, start + seconds(45)) == (1, 0)
-    return cast(
-        "tuple[str, int]", db.execute("select state, crashes from tallybook.job where id = %s", [job]).fetchone()
-    )
+        assert rescue(db, start + 31 * S) == (0, 1)
+        assert rescue(db, start + 45 * S) == (1, 0)
+    return db.execute("select state, crashes from tallybook.job where id = %s", [job]).fetchone()
 
 
 @pytest.mark.direct("a worker holds a lock of its session")
@@ -491,7 +457,7 @@ def test_fail_without_a_delay_answers_available(db: Connection) -> None:
     worker = start_worker(db)
     enqueue(db, n=2)
     claimed = claim(db, worker)
-    (first, _), (second, _) = claimed_jobs(db, claimed)
+    first, second = jobs_of(db, claimed)
     query = "select tallybook.fail(%s, %s, 1, '{}', %s)"
     assert one(db, query, claimed.lease, first, "0") == "available"
     assert one(db, query, claimed.lease, second, "1 hour") == "scheduled"

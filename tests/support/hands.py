@@ -132,6 +132,11 @@ class Hands:
         raise AssertionError("the queue does not become empty")
 
 
+def drain(db: Connection, queue: str = "q") -> list[int]:
+    """Start and complete all jobs of a queue as a new worker; return the order of their starts."""
+    return Hands(db, queue).run_all()
+
+
 def put(db: Connection, **more: Any) -> int:
     """Enqueue a job to queue q with named options: put(db, order_key='k', args={...})."""
     ((job,),) = call(db, "enqueue", **{"queue": "q", "task": "t", **more})

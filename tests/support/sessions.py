@@ -21,6 +21,12 @@ def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: Any) -> 
     return [job for (job,) in cursor.fetchall()]
 
 
+def start_worker(db: Connection, *queues: str, session: bool = False) -> int:
+    """Start a worker of these queues, or of q; with `session`, a lock of its session shows that it lives."""
+    query = "select tallybook.worker_start('w', %s, session => %s)"
+    return int(one(db, query, list(queues or ["q"]), session))
+
+
 def buffers(db: Connection, query: str, *params: object) -> int:
     """Return how many pages a statement touches after planning; its effects are rolled back.
 
