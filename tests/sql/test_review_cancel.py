@@ -5,36 +5,25 @@ All others are in test_review.py.
 
 from __future__ import annotations
 
-from typing import Any, LiteralString, TypeAlias, cast
+from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
-from support.database import Connection, one
-from support.hands import Hands, put
-from support.sessions import LANE_LOCK, behind, enqueue
+from support.database import Connection, Row, one
+from support.hands import Hands, put, states
+from support.sessions import LANE_LOCK, behind, enqueue, start_worker, waits
+from support.subjects import promote
 from support.waiting import wait_until
 
-Attempt: TypeAlias = tuple[int, int]
 
-
-# --- helpers -------------------------------------------------------------------------------------------------------
-
-
-def start_worker(db: Connection, queue: str = "q") -> int:
-    return cast(int, one(db, "select tallybook.worker_start('w', array[%s])", queue))
-
-
-def claim(db: Connection, worker: int, queue: str = "q", n: int = 100) -> tuple[UUID, list[Attempt]]:
+def claim(db: Connection, worker: int, n: int = 100) -> tuple[UUID, list[Row]]:
     """Claim; return the lease and the attempts that may start, without jobs that were cancelled meanwhile."""
     lease = uuid4()
-    db.execute("select tallybook.claim(%s, array[%s], array[%s::int], %s)", [worker, queue, n, lease])
-    rows = db.execute(
-        "select job_id, attempt from tallybook.claimed_jobs(%s) where blocked_by is distinct from 'cancelled'", [lease]
-    ).fetchall()
-    return lease, cast("list[Attempt]", rows)
+    db.execute("select tallybook.claim(%s, '{q}', array[%s::int], %s)", [worker, n, lease])
+    query = "select job_id, attempt from tallybook.claimed_jobs(%s) where blocked_by is distinct from 'cancelled'"
+    return lease, db.execute(query, [lease]).fetchall()
 
 
 def claim_job(db: Connection, worker: int, job: int) -> UUID | None:
@@ -43,34 +32,22 @@ def claim_job(db: Connection, worker: int, job: int) -> UUID | None:
 
 
 def cancel(db: Connection, job: int) -> str:
-    return cast(str, one(db, "select tallybook.cancel(%s)", job))
+    return str(one(db, "select tallybook.cancel(%s)", job))
 
 
 def retry(db: Connection, job: int) -> int:
-    return cast(int, one(db, "select tallybook.retry(%s)", job))
+    return int(one(db, "select tallybook.retry(%s)", job))
 
 
-def drain(db: Connection, queue: str = "q") -> list[Attempt]:
+def drain(db: Connection) -> list[Row]:
     """Promote, claim and complete all jobs; return the attempts in the order of their starts."""
-    worker, started = start_worker(db, queue), []
-    db.execute("select tallybook.promote(at => clock_timestamp() + interval '1 day')")
-    while True:
-        lease, attempts = claim(db, worker, queue)
-        for job, attempt in attempts:
-            assert one(db, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
-        started += attempts
-        if one(
-            db, "select tallybook._next(lane_id, retention, born) is null from tallybook.lane where queue = %s", queue
-        ):
-            return started
-
-
-def state(db: Connection, job: int) -> str:
-    return cast(str, one(db, "select state from tallybook.job where id = %s", job))
-
-
-def waits(db: Connection, conn: Connection) -> bool:
-    return bool(one(db, "select pg_blocking_pids(%s) <> '{}'", conn.info.backend_pid))
+    hands, started = Hands(db), []
+    promote(db, "1 day")
+    while jobs := hands.claim():
+        alive = [job for job in jobs if not job.cancelled]
+        hands.complete(*alive)
+        started += [(job.id, job.attempt) for job in alive]
+    return started
 
 
 def sqlstate(db: Connection, query: LiteralString, *params: object) -> str | None:
@@ -95,7 +72,7 @@ def test_a_job_taken_by_id_and_retried_has_one_attempt(db: Connection, end: str)
         assert one(db, "select tallybook.cancel_running(%s, %s, 1)", lease, job) == "cancelled"
     assert retry(db, job) == 2
     assert drain(db) == [(before, 1), (job, 2)]
-    assert state(db, job) == "completed"
+    assert states(db, job) == ["completed"]
 
 
 @pytest.mark.direct("watches which session waits for which")
@@ -154,25 +131,27 @@ def test_a_cancel_whose_tombstone_goes_while_it_looks_is_kept(db: Connection, co
 
 # --- 6: a cancel holds for later attempts --------------------------------------------------------------------------
 
-ENDS: dict[str, LiteralString] = {
-    "fail": "select tallybook.fail(%(lease)s, %(job)s, 1, '{}', '0')",
-    "fail, later": "select tallybook.fail(%(lease)s, %(job)s, 1, '{}', '1 hour')",
-    "snooze": "select tallybook.snooze(%(lease)s, %(job)s, 1, '0')",
-    "snooze, later": "select tallybook.snooze(%(lease)s, %(job)s, 1, '1 hour')",
-    "move": "select tallybook.move(%(lease)s, %(job)s, 1)",
-    "rescue": "select tallybook.worker_stop(%(worker)s)",
-}
 
-
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "end",
+    [
+        "fail(%(lease)s, %(job)s, 1, '{}', '0')",
+        "fail(%(lease)s, %(job)s, 1, '{}', '1 hour')",
+        "snooze(%(lease)s, %(job)s, 1, '0')",
+        "snooze(%(lease)s, %(job)s, 1, '1 hour')",
+        "move(%(lease)s, %(job)s, 1)",
+        "worker_stop(%(worker)s)",
+    ],
+    ids=["fail", "fail, later", "snooze", "snooze, later", "move", "rescue"],
+)
 def test_a_cancelled_job_does_not_start_again(db: Connection, end: str) -> None:
     """Review 6: however a cancelled attempt ends, the job is cancelled, does not start again, and its key is free."""
     worker, (job,) = start_worker(db), enqueue(db, unique_key="k")
     lease, _ = claim(db, worker)
     assert cancel(db, job) == "cancelling"
     assert enqueue(db, unique_key="k") == [job]
-    db.execute(ENDS[end], {"lease": lease, "job": job, "worker": worker})
-    assert state(db, job) == "cancelled"
+    db.execute(f"select tallybook.{end}", {"lease": lease, "job": job, "worker": worker})
+    assert states(db, job) == ["cancelled"]
     (heir,) = enqueue(db, unique_key="k")
     assert heir != job
     assert sqlstate(db, "select tallybook.retry(%s)", job) == "TB005"
@@ -183,8 +162,8 @@ def test_a_cancelled_job_does_not_start_again(db: Connection, end: str) -> None:
     assert drain(db) == [(heir, 1)]
     db.execute("update tallybook.worker set parts = '{task:work}'")  # where move put it
     claim(db, one(db, "select max(id) from tallybook.worker where ended_at is null"))
-    assert [state(db, job), state(db, heir)] == ["cancelled", "completed"]
-    assert one(db, "select attempts from tallybook.job where id = %s", job) == (0 if end == "move" else 1)
+    assert states(db, job, heir) == ["cancelled", "completed"]
+    assert one(db, "select attempts from tallybook.job where id = %s", job) == (0 if end.startswith("move") else 1)
     assert (
         one(db, "select state from tallybook.outcome where job_id = %s order by ended_at desc limit 1", job)
         == "cancelled"
@@ -330,13 +309,13 @@ def test_a_cancel_that_nobody_has_met_is_taken_back(db: Connection, later: bool,
     options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
     (job,) = enqueue(db, unique_key=key, **options)
     assert cancel(db, job) == "cancelled"
-    assert state(db, job) == "cancelled"
+    assert states(db, job) == ["cancelled"]
     attempt = retry(db, job)
-    assert state(db, job) == ("scheduled" if later else "available")
+    assert states(db, job) == ["scheduled" if later else "available"]
     if key:
         assert enqueue(db, unique_key=key) == [job]
     assert drain(db) == [(job, attempt)]
-    assert state(db, job) == "completed"
+    assert states(db, job) == ["completed"]
 
 
 @pytest.mark.direct("watches which session waits for which")
@@ -362,9 +341,9 @@ def test_a_cancel_is_not_taken_back_where_another_job_has_the_key(db: Connection
     cancel(db, job)
     (heir,) = enqueue(db, unique_key="k")
     assert sqlstate(db, "select tallybook.retry(%s)", job) == "TB005"
-    assert [state(db, job), state(db, heir)] == ["cancelled", "available"]
+    assert states(db, job, heir) == ["cancelled", "available"]
     assert drain(db) == [(heir, 1)]
-    assert state(db, job) == "cancelled"
+    assert states(db, job) == ["cancelled"]
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -385,9 +364,8 @@ def test_a_retry_is_not_undone_by_the_cancel_of_an_earlier_attempt(db: Connectio
     (job,) = enqueue(db)
     claim(db, first)
     assert one(db, "select tallybook.cancel(%s)", job) == "cancelling"
-    db.execute(
-        "select tallybook.worker_stop(%s)", [first]
-    )  # it dies: attempt 2 is in line, cancelled by the intent for attempt 1
+    # It dies: attempt 2 is in line, cancelled by the intent for attempt 1.
+    db.execute("select tallybook.worker_stop(%s)", [first])
     attempt = one(db, "select tallybook.retry(%s)", job)
     second = start_worker(db)
     for _ in range(2):  # the first claim may meet only the cancelled attempt
@@ -401,7 +379,7 @@ def test_a_retry_is_not_undone_by_the_cancel_of_an_earlier_attempt(db: Connectio
 def test_a_cancelled_attempt_in_another_lane_does_not_run(db: Connection) -> None:
     """S4-14: a job that is set aside, cancelled, retried into another lane and cancelled again runs in neither lane."""
     hands = Hands(db)
-    job = put(db, options=Jsonb({"fair_key": "a"}))
+    job = put(db, options={"fair_key": "a"})
     one(db, "select tallybook.fair_release()")
     (taken,) = hands.start()
     hands.say("move", taken)  # attempt 2 is in the lane for workers that know the task
