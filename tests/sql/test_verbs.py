@@ -6,14 +6,16 @@ import json
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 
 from support.database import Connection, one
+from support.hands import put_many
+from support.sessions import behind, waits
 from support.waiting import wait_until
 
 DAY = timedelta(days=1)
@@ -225,15 +227,15 @@ def test_a_key_is_free_once_its_job_has_ended(db: Connection, state: str) -> Non
 
 def test_one_of_many_that_use_a_key_at_once_wins(db: Connection, connect: Callable[..., Connection]) -> None:
     """S1-05: ten sessions that enqueue one new key at the same moment create one job, and all get its id."""
-    got: list[int] = []
     conns = [connect() for _ in range(10)]
     together = threading.Barrier(len(conns))
 
-    def enqueue(conn: Connection) -> None:
+    def enqueue(conn: Connection) -> int:
         together.wait()
-        got.append(keyed(conn))
+        return keyed(conn)
 
-    in_threads([partial(enqueue, conn) for conn in conns])
+    with ThreadPoolExecutor(len(conns)) as pool:
+        got = list(pool.map(enqueue, conns))
     assert (len(got), len(set(got))) == (10, 1)
     assert see(db, "id") == [(got[0],)]
 
@@ -296,10 +298,7 @@ def test_claims_go_by_priority_then_order(db: Connection, limit: int) -> None:
 
 def test_two_claimers_take_each_job_once(db: Connection, connect: Callable[..., Connection]) -> None:
     """S3-08: however many workers claim at the same moment, each job is claimed once."""
-    many = (
-        "select job_ids from tallybook.enqueue_many(array_fill('mail'::text, %(n)s), array_fill('send'::text, %(n)s),"
-    )
-    row(db, many + " array_fill('{}'::text, %(n)s))", {"n": [300]})
+    put_many(db, 300, "mail")
     taken: list[int] = []
 
     def work(conn: Connection) -> None:
@@ -307,8 +306,8 @@ def test_two_claimers_take_each_job_once(db: Connection, connect: Callable[..., 
         while jobs := claimed_jobs(conn, claim(conn, worker, limit=7)):
             taken.extend(jobs)
 
-    conns = [connect() for _ in range(4)]
-    in_threads([partial(work, conn) for conn in conns])
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, [connect() for _ in range(4)]))
     assert len(taken) == len(set(taken)) == 300
 
 
@@ -373,16 +372,16 @@ def test_promoted_jobs_go_by_time_then_fewer_failures(db: Connection) -> None:
 def test_exactly_one_claims_a_job_by_its_id(db: Connection, connect: Callable[..., Connection]) -> None:
     """S4-08: if eight sessions claim one job by its id, exactly one gets true, and the line skips that job."""
     job, other = (one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2))
-    won: list[bool] = []
     conns = [connect() for _ in range(8)]
     together = threading.Barrier(len(conns))
 
-    def work(conn: Connection) -> None:
+    def work(conn: Connection) -> bool:
         worker = start(conn)
         together.wait()
-        won.append(one(conn, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, job))
+        return bool(one(conn, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, job))
 
-    in_threads([partial(work, conn) for conn in conns])
+    with ThreadPoolExecutor(len(conns)) as pool:
+        won = list(pool.map(work, conns))
     assert sorted(won) == [False] * 7 + [True]
     assert claimed_jobs(db, claim(db, start(db))) == [other]
     assert see(db, "state, attempts, started_at is not null", f"id = {job}") == [("running", 1, True)]
@@ -584,16 +583,11 @@ def test_a_cancel_that_meets_a_claim_by_id_is_not_lost(db: Connection, connect: 
     claimer, person = connect(), connect()
     claimer.execute("begin")
     assert one(claimer, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, job) is True
-    said: list[str] = []
-    waiting = threading.Thread(target=lambda: said.append(one(person, "select tallybook.cancel(%s)", job)))
-    waiting.start()
-    wait_until(
-        lambda: not waiting.is_alive() or one(db, "select pg_blocking_pids(%s) <> '{}'", person.info.backend_pid),
-        "the cancel has met the claim",
-    )
-    claimer.execute("commit")
-    waiting.join(60)
-    assert said == ["cancelling"]
+    with behind(person) as pool:
+        waiting = pool.submit(one, person, "select tallybook.cancel(%s)", job)
+        wait_until(lambda: waiting.done() or waits(db, person), "the cancel has met the claim")
+        claimer.execute("commit")
+        assert waiting.result(60) == "cancelling"
     assert db.execute("select job_id from tallybook.renew(%s, 0, %s)", [worker, [job]]).fetchall() == [(job,)]
 
 
@@ -833,32 +827,9 @@ def fail_once(db: Connection, worker: int, job: int, attempt: int, limit: int | 
 
 
 def refused(db: Connection, sqlstate: str, says: str, call: str) -> None:
-    try:
+    with pytest.raises(psycopg.Error) as caught:
         db.execute(call)
-    except psycopg.Error as error:
-        assert error.sqlstate == sqlstate, f"{call}: {error}"
-        assert says in str(error), call
-    else:
-        pytest.fail(f"{call} was accepted")
-
-
-def in_threads(works: list[Callable[[], None]]) -> None:
-    """Run these concurrently; raise here what one of them raised."""
-    errors: list[BaseException] = []
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=[work]) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    assert (caught.value.sqlstate, says in str(caught.value)) == (sqlstate, True), f"{call}: {caught.value}"
 
 
 # Crash and unclaim.
