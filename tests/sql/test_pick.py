@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import psycopg
 import pytest
 
+from support.askers import MIN, S, T
 from support.database import Connect, Connection, call, one
 from support.hands import states
 from support.sessions import behind, waits
 from support.subjects import forget, push, upsert
 from support.waiting import wait_until
-
-T = datetime(2026, 11, 25, 12, tzinfo=UTC)
-MIN = timedelta(minutes=1)
 
 
 def put(db: Connection, n: int = 1, **options: Any) -> list[int]:
@@ -110,9 +108,9 @@ def test_a_later_pick_does_not_prolong_an_earlier_one(db: Connection) -> None:
     """Each quarter of the lock time has its own worker row, so many picks make few rows and renew no lock."""
     put(db, 40)
     for second in range(0, 300, 10):
-        assert len(pick(db, 1, at=T + timedelta(seconds=second))) == 1
+        assert len(pick(db, 1, at=T + second * S)) == 1
     leases = db.execute("select lease, seen_at - %s from tallybook.worker order by id", (T,)).fetchall()
-    assert leases == [(6.25 * MIN, n * timedelta(seconds=80)) for n in range(4)]
+    assert leases == [(6.25 * MIN, n * 80 * S) for n in range(4)]
 
 
 def test_a_failure_waits_for_its_backoff(db: Connection) -> None:
@@ -159,32 +157,22 @@ def test_a_limit_without_a_rule_is_told_and_nothing_is_lost(db: Connection) -> N
     assert states(db, *jobs) == ["available"] * 2
 
 
-def replaced(db: Connection) -> list[Any]:
-    return put(db, unique_key="k", unique_while="queued", on_conflict="replace_args", args={"n": 2})
-
-
-def relied_on(db: Connection) -> list[Any]:
-    return put(db, unique_key="k", unique_while="queued")
-
-
-def upserted(db: Connection) -> list[Any]:
-    return list(upsert(db, "k", task="note", args={"n": 2})[1:2])
-
-
-def forgotten(db: Connection) -> list[Any]:
-    return [forget(db, "k", task="note")]
-
-
-PRODUCERS = [(replaced, None), (relied_on, None), (upserted, "active"), (forgotten, "active")]
+QUEUED = {"unique_key": "k", "unique_while": "queued"}
+PRODUCERS = [
+    pytest.param(lambda db: put(db, **QUEUED, on_conflict="replace_args", args={"n": 2})[0], None, id="replaces"),
+    pytest.param(lambda db: put(db, **QUEUED)[0], None, id="relies on it"),
+    pytest.param(lambda db: upsert(db, "k", task="note", args={"n": 2})[1], "active", id="upserts"),
+    pytest.param(lambda db: forget(db, "k", task="note"), "active", id="forgets"),
+]
 
 
 @pytest.mark.direct("watches which session waits for which")
 @pytest.mark.parametrize(("change", "said"), PRODUCERS)
 def test_a_producer_waits_for_a_pick_that_may_have_its_job(
-    db: Connection, connect: Connect, change: Callable[[Connection], list[Any]], said: str | None
+    db: Connection, connect: Connect, change: Callable[[Connection], Any], said: str | None
 ) -> None:
     """A change of a job that an open pick has taken finds it running: what the producer is told then holds."""
-    job = push(db, "k", task="note")[0] if said else put(db, unique_key="k", unique_while="queued")[0]
+    job = push(db, "k", task="note")[0] if said else put(db, **QUEUED)[0]
     picker, producer = connect(autocommit=False), connect()
     ((_, picked, _),) = pick(picker)
     assert picked == job
@@ -192,17 +180,17 @@ def test_a_producer_waits_for_a_pick_that_may_have_its_job(
         change_ = pool.submit(change, producer)
         wait_until(lambda: change_.done() or waits(db, producer), "the producer to wait")
         picker.commit()
-        (answer,) = change_.result(timeout=20)
+        answer = change_.result(timeout=20)
     assert answer == said if said else answer > job, "it runs: it is left alone"
     assert db.execute("select from tallybook.amendment").fetchall() == []
 
 
 @pytest.mark.parametrize(("change", "said"), PRODUCERS)
 def test_a_pick_leaves_a_job_that_a_producer_changes(
-    db: Connection, connect: Connect, change: Callable[[Connection], list[Any]], said: str | None
+    db: Connection, connect: Connect, change: Callable[[Connection], Any], said: str | None
 ) -> None:
     """A pick that meets an open change of a job puts the job back, and nobody waits."""
-    _ = push(db, "k", task="note") if said else put(db, unique_key="k", unique_while="queued")
+    _ = push(db, "k", task="note") if said else put(db, **QUEUED)
     producer = connect(autocommit=False)
     change(producer)
     assert pick(db) == []

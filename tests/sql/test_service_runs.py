@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import psycopg
 import pytest
 
-from support.database import Connection, one
+from support.askers import HOUR, S
+from support.database import Connect, Connection, one
 from support.hands import Hands
 from tallybook._db.migrate import routines
-
-S = timedelta(seconds=1)
-DAY = timedelta(days=1)
 
 RUNS = {
     "promote": "select promoted from tallybook.promote(at => %s, as_service => true)",
@@ -24,19 +21,18 @@ LOOK = "select due, next_run_at, passed, work, workers from tallybook.services_d
 
 
 @pytest.fixture
-def now(db: Connection) -> datetime:
-    found: datetime = one(db, "select date_trunc('second', clock_timestamp())")
-    return found
-
-
-@pytest.fixture
-def somebody(connect: Callable[..., Connection]) -> Connection:
+def somebody(connect: Connect) -> Connection:
     return connect()
 
 
 def schedule(db: Connection, *ats: datetime) -> None:
     for at in ats:  # enqueued an hour before, however slow the machine is
         db.execute("select tallybook.enqueue('q', 'send', run_at => %s, at => %s)", [at, at - 3600 * S])
+
+
+def run_all(conn: Connection, at: datetime) -> None:
+    for run in RUNS.values():
+        one(conn, run, at)
 
 
 def left(db: Connection) -> int:
@@ -87,8 +83,7 @@ def test_a_person_is_never_refused(db: Connection, somebody: Connection, now: da
     db.execute("update tallybook.service set last_run_at = null")
     schedule(db, now + 9 * S)
     somebody.execute("begin")
-    for run in RUNS.values():
-        one(somebody, run, now)
+    run_all(somebody, now)
     assert one(db, "select promoted from tallybook.promote(at => %s)", now + 9 * S) == 1
     assert one(db, "select lost from tallybook.rescue(at => %s)", now) == 0
     assert one(db, "select rebased from tallybook.rebase(at => %s)", now) is False
@@ -105,22 +100,15 @@ def test_runs_of_promote_that_overlap_move_each_job_once(db: Connection, somebod
     assert one(db, "select promoted from tallybook.promote(at => %s)", now + 9 * S) == 1
     somebody.execute("commit")
     assert one(db, "select promoted from tallybook.promote(at => %s)", now + 9 * S) == 0
-    assert (left(db), db.execute("select count(*), count(distinct job_id) from tallybook.entry").fetchone()) == (
-        0,
-        (3, 3),
-    )
-
-
-def holds_a_claim(somebody: Connection, now: datetime) -> None:
-    somebody.execute("begin")
-    for run in RUNS.values():
-        one(somebody, run, now)
+    moved = db.execute("select count(*), count(distinct job_id) from tallybook.entry").fetchone()
+    assert (left(db), moved) == (0, (3, 3))
 
 
 def test_a_claim_that_is_stuck_stops_nobody_for_long(db: Connection, somebody: Connection, now: datetime) -> None:
     """S3-32: an open transaction that has run the services delays them by 20 s at most, for everybody."""
     schedule(db, now + S)
-    holds_a_claim(somebody, now)
+    somebody.execute("begin")
+    run_all(somebody, now)
     assert one(db, RUNS["promote"], now + 5 * S) is None
     assert one(db, RUNS["promote"], now + 20 * S) == 1
     assert one(db, RUNS["rescue"], now + 20 * S) == 0
@@ -136,8 +124,9 @@ def test_a_claim_without_an_end_stops_the_fleet(db: Connection, somebody: Connec
     )
     db.execute(forever)
     schedule(db, now + S)
-    holds_a_claim(somebody, now)
-    assert one(db, RUNS["promote"], now + DAY) is None
+    somebody.execute("begin")
+    run_all(somebody, now)
+    assert one(db, RUNS["promote"], now + 24 * HOUR) is None
     assert left(db) == 1
 
 
@@ -157,7 +146,7 @@ def test_a_run_is_on_record(db: Connection, now: datetime) -> None:
         or (None,) * 3
     )
     assert (ran, effect) == (now + 12 * S, 3)
-    assert timedelta(0) < took < 10 * S
+    assert 0 * S < took < 10 * S
 
 
 def test_a_rescue_is_on_record_with_its_effect(db: Connection, now: datetime) -> None:
@@ -189,7 +178,7 @@ def test_at_most_one_run_a_second_is_put_on_record(db: Connection, now: datetime
     """A service that runs ten times a second writes its row once: a pinned horizon would make it slow."""
     for n in range(20):
         one(db, RUNS["promote"], now + n * S / 10)
-    assert one(db, "select last_run_at from tallybook.service where name = 'promote'") == now + timedelta(seconds=1.1)
+    assert one(db, "select last_run_at from tallybook.service where name = 'promote'") == now + 1.1 * S
 
 
 def test_a_run_never_waits_for_its_record(db: Connection, somebody: Connection, now: datetime) -> None:
@@ -253,8 +242,7 @@ def look(db: Connection, at: datetime, *, after: datetime | None = None) -> list
 @pytest.fixture
 def ran(db: Connection, now: datetime) -> datetime:
     """Run all services now."""
-    for run in RUNS.values():
-        one(db, run, now)
+    run_all(db, now)
     return now
 
 
@@ -300,8 +288,8 @@ def test_the_look_names_rescue_for_who_seems_dead(db: Connection, somebody: Conn
     silent = Hands(db, at=f"timestamptz '{ran.isoformat()}'").worker
     assert look(db, ran + 20 * S) == []
     assert look(db, ran + 35 * S) == ["rescue"], "silent"
-    db.execute("select tallybook.renew(%s::int, 0, at => %s)", [silent, ran + DAY])
-    held = one(somebody, "select tallybook.worker_start('held', '{q}', session => true, at => %s)", ran + DAY)
+    db.execute("select tallybook.renew(%s::int, 0, at => %s)", [silent, ran + 24 * HOUR])
+    held = one(somebody, "select tallybook.worker_start('held', '{q}', session => true, at => %s)", ran + 24 * HOUR)
     somebody.execute("select pg_advisory_lock_shared(1413565443, %s::int)", [held])
     assert look(db, ran + S) == []
     somebody.execute("select pg_advisory_unlock_all()")
@@ -364,8 +352,7 @@ def test_the_look_names_rebase_in_another_cluster(db: Connection, ran: datetime)
 def test_what_has_not_run_for_a_minute_runs(db: Connection, now: datetime) -> None:
     """S3-31: a service with nothing to do still runs once a minute, so its last run proves that somebody looks."""
     assert look(db, now) == sorted(RUNS), "none has ever run"
-    for run in RUNS.values():
-        one(db, run, now)
+    run_all(db, now)
     assert look(db, now + 59 * S) == []
     assert look(db, now + 61 * S) == sorted(RUNS)
     db.execute("select tallybook.service_every('promote', '1 hour')")
@@ -381,9 +368,8 @@ def test_only_what_is_asked_for_is_named(db: Connection, now: datetime) -> None:
 
 
 def work(db: Connection, hands: Hands, *queues: str) -> bool:
-    found = one(
-        db, "select work from tallybook.services_due('{}', worker => %s, queues => %s)", hands.worker, list(queues)
-    )
+    query = "select work from tallybook.services_due('{}', worker => %s, queues => %s)"
+    found = one(db, query, hands.worker, list(queues))
     assert isinstance(found, bool)
     return found
 
