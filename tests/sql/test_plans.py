@@ -16,12 +16,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
-from support.database import fresh, one
+from support.database import Connection, without_statistics
+from support.job_lists import STATES
+from support.sessions import Reading, reading
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 SMALL, LARGE = 1_000, 10_000
 LEDGERS = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$"
 
@@ -108,26 +108,14 @@ FROM = (
 )
 # Calls that only read come first: a rollback leaves dead rows at the ends of the indexes.
 VERBS = {
-    **{
-        f"the view: {state}": VIEW.replace(":state", f":{state}")
-        for state in (
-            "oldest",
-            "failed once",
-            "available",
-            "running",
-            "completed",
-            "cancelled",
-            "dead",
-            "scheduled",
-            "retrying",
-        )
-    },
+    **{f"the view: {state}": VIEW.replace(":state", f":{state}") for state in ("oldest", "failed once", *STATES)},
     "the view: no such job": VIEW.replace(":state", "9007199254740991"),
     "the attempts of a job": "select * from tallybook.attempt where job_id = :completed",
     "enqueue": "select tallybook.enqueue('mail', 'send', '{}')",
     "enqueue a unique key": "select tallybook.enqueue('mail', 'send', '{}', unique_key => 'k')",
     "enqueue later": "select tallybook.enqueue('mail', 'send', '{}', run_at => now() + '1 h')",
-    "enqueue_many": "select tallybook.enqueue_many(:many)",
+    "enqueue_many": "select tallybook.enqueue_many(array_fill('mail'::text, '{50}'), array_fill('send'::text, '{50}'),"
+    " array_fill('{}'::text, '{50}'))",
     "claim": "select tallybook.claim(:worker, '{mail}', '{10}', gen_random_uuid())",
     "claim_job": "select tallybook.claim_job(:worker, :available, gen_random_uuid())",
     "claimed_jobs": "select * from tallybook.claimed_jobs(:lease)",
@@ -178,18 +166,6 @@ VERBS = {
     "the look of the services, from a mark": "select tallybook.services_due('{rescue}', now() + interval '100 min')",
     "promote as a service": "select tallybook.promote(20, at => now() - interval '1 day', as_service => true)",
 }
-WORDS = {
-    "many": "array_fill('mail'::text, '{50}'), array_fill('send'::text, '{50}'), array_fill('{}'::text, '{50}')",
-}
-
-
-@dataclass
-class Reading:
-    """What one call read."""
-
-    pages: int
-    whole_tables: set[str]
-    indexes: set[str]
 
 
 @dataclass
@@ -206,52 +182,15 @@ class Stage:
     def measure(self, size: int) -> None:
         self.db.execute("truncate place")
         self.db.execute(STAGE)
-        self.readings[size] = {verb: self.read(self.call(verb)) for verb in VERBS}
+        self.readings[size] = {verb: reading(self.db, self.call(verb), LEDGERS) for verb in VERBS}
         self.db.execute("select tallybook.worker_stop(id::int) from place where name = 'worker'")
 
     def call(self, verb: str) -> str:
         places: dict[str, str] = dict(self.db.execute("select name, id from place").fetchall())
         call = VERBS[verb]
-        for name, place in {**WORDS, **places}.items():
+        for name, place in places.items():
             call = call.replace(f":{name}", str(place))
         return call
-
-    def read(self, call: str) -> Reading:
-        """Return the fewest pages of eight runs, because the first ones also read the catalog, and the scans of all."""
-        readings = []
-        for _ in range(8):
-            self.db.execute("begin")
-            before = self.scans()
-            plan = self.one(f"explain (analyze, buffers, timing off, format json) {call}")
-            after = self.scans()
-            self.db.execute("rollback")
-            used = [name for name, n in after.items() if n > before.get(name, 0)]
-            top = plan[0]["Plan"]
-            readings.append(
-                Reading(
-                    top["Shared Hit Blocks"] + top["Shared Read Blocks"],
-                    {name.removeprefix("table ") for name in used if name.startswith("table ")},
-                    {name.removeprefix("index ") for name in used if name.startswith("index ")},
-                )
-            )
-        return Reading(
-            min(reading.pages for reading in readings),
-            set().union(*(reading.whole_tables for reading in readings)),
-            set().union(*(reading.indexes for reading in readings)),
-        )
-
-    def scans(self) -> dict[str, int]:
-        rows = self.db.execute(
-            "select 'table ' || relname, seq_scan from pg_stat_xact_user_tables"
-            " where schemaname = 'tallybook' and relname ~ %s"
-            " union all select 'index ' || c.relname, pg_stat_get_xact_numscans(c.oid) from pg_class c"
-            " where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'i'",
-            [LEDGERS],
-        ).fetchall()
-        return dict(rows)
-
-    def one(self, statement: str) -> Any:
-        return one(self.db, statement)
 
 
 @pytest.fixture(scope="module", params=["", pytest.param("one class", marks=pytest.mark.slow)])
@@ -260,28 +199,16 @@ def stage(server: Any, template: str, request: pytest.FixtureRequest) -> Iterato
 
     With one retention class, no partition is pruned: a plan must not read nothing only because of that.
     """
-    with fresh(server, template) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
+    with without_statistics(server, template) as conn:
         if request.param:
             conn.execute("drop table tallybook.entry_brief, tallybook.entry_long, tallybook.claim_brief,"
                          " tallybook.claim_long, tallybook.outcome_brief, tallybook.outcome_long")  # fmt: skip
-        yield measured(conn)
-
-
-def measured(conn: Connection) -> Stage:
-    """Fill the tables twice, and measure every call after each."""
-    conn.execute("set synchronous_commit = off")
-    tables = conn.execute(
-        "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'r'"
-    ).fetchall()
-    for (table,) in tables:
-        off = sql.SQL("alter table tallybook.{} set (autovacuum_enabled = off)")
-        conn.execute(off.format(sql.Identifier(table)))
-    made = Stage(conn)
-    made.fill(SMALL)
-    made.measure(SMALL)
-    made.fill(LARGE - SMALL)
-    made.measure(LARGE)
-    return made
+        made = Stage(conn)
+        made.fill(SMALL)
+        made.measure(SMALL)
+        made.fill(LARGE - SMALL)
+        made.measure(LARGE)
+        yield made
 
 
 def test_there_are_no_statistics(stage: Stage) -> None:
@@ -299,7 +226,7 @@ def test_there_are_no_statistics(stage: Stage) -> None:
 
 def test_no_ledger_is_read_from_end_to_end(stage: Stage) -> None:
     """S3-19, S3-20: without statistics, no hot statement scans the whole of entry, claim, outcome or scheduled."""
-    whole_tables = {verb: reading.whole_tables for verb, reading in stage.readings[LARGE].items()}
+    whole_tables = {verb: found.whole_tables for verb, found in stage.readings[LARGE].items()}
     assert {verb: tables for verb, tables in whole_tables.items() if tables} == {}
 
 
@@ -321,9 +248,9 @@ def test_history_costs_nothing(stage: Stage) -> None:
 
 def test_control_what_reads_all_is_seen(stage: Stage) -> None:
     """Negative control: a statement that counts the ledger is recorded as a scan of its tables."""
-    reading = stage.read("select count(*) from tallybook.outcome where retention = 'd'")
-    assert reading.whole_tables == {"outcome_default_1"}
-    assert reading.pages > 100
+    counted = reading(stage.db, "select count(*) from tallybook.outcome where retention = 'd'", LEDGERS)
+    assert counted.whole_tables == {"outcome_default_1"}
+    assert counted.pages > 100
 
 
 def test_the_claim_walks_the_line(stage: Stage) -> None:
@@ -338,10 +265,10 @@ def test_the_claim_walks_the_line(stage: Stage) -> None:
 def test_the_view_finds_a_job_by_its_id(stage: Stage) -> None:
     """A look-up by id in tallybook.job uses the index by job, whatever the job's state is."""
     by_job = children(stage.db, "entry_job")
-    for verb, reading in stage.readings[LARGE].items():
+    for verb, found in stage.readings[LARGE].items():
         if verb.startswith("the view"):
-            assert reading.indexes & by_job, verb
-            assert not reading.indexes & children(stage.db, "entry_line"), verb
+            assert found.indexes & by_job, verb
+            assert not found.indexes & children(stage.db, "entry_line"), verb
 
 
 def test_jit_is_off_where_plans_are_guessed(stage: Stage) -> None:

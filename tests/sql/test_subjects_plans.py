@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
-from psycopg import sql
 
-from support.database import Connection, fresh, one
+from support.database import Connection, one, without_statistics
+from support.sessions import Reading, reading
 
-Readings = dict[str, list[tuple[int, set[str]]]]
+Readings = dict[str, list[Reading]]
 TABLES = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$|^subject_job$|^dead$"
 SIZES = (1_000, 10_000)
 
@@ -118,25 +117,6 @@ CONTROLS = {
 PLANNED_ANEW = {"the newest errors"}
 
 
-def scans(db: Connection) -> dict[str, int]:
-    """Map each table to the number of times that this transaction has scanned it."""
-    query = "select relname, seq_scan from pg_stat_xact_user_tables where schemaname = 'tallybook' and relname ~ %s"
-    return dict(db.execute(query, (TABLES,)).fetchall())
-
-
-def read(db: Connection, call: str) -> tuple[int, set[str]]:
-    """Return the fewest pages of six runs, and the tables that were scanned."""
-    pages, whole = [], set()
-    for _ in range(6):
-        db.execute("begin")
-        before = scans(db)
-        plan = one(db, f"explain (analyze, buffers, timing off, format json) {call}")[0]["Plan"]
-        whole |= {name for name, n in scans(db).items() if n > before.get(name, 0)}
-        db.execute("rollback")
-        pages.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
-    return min(pages), whole
-
-
 @pytest.fixture(scope="module", params=["never vacuumed", "vacuumed while empty"])
 def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iterator[Readings]:
     """Readings of each call on a small and on a ten times larger database, never analyzed.
@@ -144,14 +124,7 @@ def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iter
     All calls share one session, which keeps the plans that it made while the tables were empty. A table that was
     vacuumed then counts as one page, so reading a whole index seems as cheap as one look-up.
     """
-    with fresh(server, template) as dsn, psycopg.connect(dsn, autocommit=True) as db:
-        db.execute("set synchronous_commit = off")
-        tables = db.execute(
-            "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'r'"
-        )
-        for (table,) in tables.fetchall():
-            off = sql.SQL("alter table tallybook.{} set (autovacuum_enabled = off)")
-            db.execute(off.format(sql.Identifier(table)))
+    with without_statistics(server, template) as db:
         db.execute("create table place (name text, attempt text)")
         if request.param == "vacuumed while empty":
             db.execute("vacuum")
@@ -160,7 +133,7 @@ def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iter
             db.execute("begin")
             db.execute(call(db, verb))
             db.execute("rollback")
-        found: dict[str, list[tuple[int, set[str]]]] = {verb: [] for verb in VERBS | CONTROLS}
+        found: Readings = {verb: [] for verb in VERBS | CONTROLS}
         first = 0
         for size in SIZES:
             if first:  # reschedule the active subject, so that the filling can continue
@@ -168,13 +141,11 @@ def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iter
             db.execute(FILL.format(first=first, subjects=size))  # type: ignore[arg-type]
             first = size // 1000
             for verb, query in CONTROLS.items():
-                found[verb].append(read(db, query))
+                found[verb].append(reading(db, query, TABLES))
             for verb in VERBS:
-                found[verb].append(read(db, call(db, verb)))
-        counts = one(
-            db, "select array[count(*), count(*) filter (where ended_as is not null)] from tallybook.subject_job"
-        )
-        assert counts == [10_002, 2_500]
+                found[verb].append(reading(db, call(db, verb), TABLES))
+        counts = "select array[count(*), count(*) filter (where ended_as is not null)] from tallybook.subject_job"
+        assert one(db, counts) == [10_002, 2_500]
         assert one(db, "select max(attempt) from tallybook.entry") > 1_000
         assert one(db, "select count(*) from pg_stats where schemaname = 'tallybook' and tablename <> 'lane'") == 0
         yield {
@@ -184,15 +155,14 @@ def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iter
 
 
 def call(db: Connection, verb: str) -> str:
-    return VERBS[verb].replace(
-        ":active", str(one(db, "select max(attempt) from place where name = 'long, active'") or "")
-    )
+    active = one(db, "select max(attempt) from place where name = 'long, active'") or ""
+    return VERBS[verb].replace(":active", active)
 
 
 @pytest.mark.slow
 def test_no_table_is_read_from_end_to_end(readings: Readings) -> None:
     """S3-19, S3-20: without statistics, no verb of subjects and no look-up in the views scans a whole table."""
-    assert {verb: readings[verb] for verb in VERBS if verb in readings and readings[verb][1][1]} == {}
+    assert {verb: readings[verb] for verb in VERBS if verb in readings and readings[verb][1].whole_tables} == {}
 
 
 @pytest.mark.slow
@@ -200,11 +170,10 @@ def test_neither_subjects_nor_iterations_cost(readings: Readings) -> None:
     """S3-20: with ten times the subjects and iterations a call reads the same pages, but for the height of indexes."""
     grown = {}
     for verb in [verb for verb in VERBS if verb in readings]:
-        (small, _), (large, _) = readings[verb]
+        small, large = (found.pages for found in readings[verb])
         print(f"{verb:30} {small:6} {large:6} pages")
-        if large > max(
-            1.3 * small, small + 60
-        ):  # one more page for each of 50 names: the index is higher, and a page holds fewer names
+        # One more page for each of 50 names: the index is higher, and a page holds fewer names.
+        if large > max(1.3 * small, small + 60):
             grown[verb] = (small, large)
     assert grown == {}
 
@@ -212,7 +181,7 @@ def test_neither_subjects_nor_iterations_cost(readings: Readings) -> None:
 @pytest.mark.slow
 def test_control_what_reads_all_is_seen(readings: Readings) -> None:
     """Negative control: a count of planned jobs scans a table; all attempts of one subject cost more pages."""
-    assert readings["all that is planned"][1][1] == {"scheduled"}
-    (small, _), (large, _) = readings["all attempts of one"]
+    assert readings["all that is planned"][1].whole_tables == {"scheduled"}
+    small, large = (found.pages for found in readings["all attempts of one"])
     print(small, large)
     assert large > max(1.3 * small, small + 60)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.types.json import Jsonb
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -44,3 +45,15 @@ def fresh(server: Any, template: str) -> Iterator[str]:
         yield dsn
     finally:
         server.drop_database(name)
+
+
+@contextmanager
+def without_statistics(server: Any, template: str) -> Iterator[Connection]:
+    """Make a database whose tables are never analyzed and never vacuumed on their own, and yield a session."""
+    with fresh(server, template) as dsn, psycopg.connect(dsn, autocommit=True) as db:
+        db.execute("set synchronous_commit = off")
+        tables = "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'r'"
+        for (table,) in db.execute(tables).fetchall():
+            off = sql.SQL("alter table tallybook.{} set (autovacuum_enabled = off)")
+            db.execute(off.format(sql.Identifier(table)))
+        yield db

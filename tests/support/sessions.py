@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from support.database import Connect, Connection, one
@@ -50,6 +51,43 @@ def pages(db: Connection, query: str) -> int:
             plan = one(db, f"explain (analyze, buffers, format json) {query}")[0]["Plan"]
         found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
     return int(min(found))
+
+
+@dataclass
+class Reading:
+    """What one call read."""
+
+    pages: int
+    whole_tables: set[str]
+    indexes: set[str]
+
+
+def _scans(db: Connection, tables: str) -> dict[str, int]:
+    query = (
+        "select 'table ' || relname, seq_scan from pg_stat_xact_user_tables"
+        " where schemaname = 'tallybook' and relname ~ %s"
+        " union all select 'index ' || c.relname, pg_stat_get_xact_numscans(c.oid) from pg_class c"
+        " where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'i'"
+    )
+    return dict(db.execute(query, [tables]).fetchall())
+
+
+def reading(db: Connection, call: str, tables: str) -> Reading:
+    """Return the fewest pages of eight runs, because the first ones also read the catalog, and the scans of all.
+
+    Scans of whole tables are noted for those whose names match `tables`.
+    """
+    pages, used = [], set()
+    for _ in range(8):
+        with db.transaction(force_rollback=True):
+            before = _scans(db, tables)
+            plan = one(db, f"explain (analyze, buffers, timing off, format json) {call}")[0]["Plan"]
+            used |= {name for name, n in _scans(db, tables).items() if n > before.get(name, 0)}
+        pages.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+    whole, indexes = (
+        {name.removeprefix(kind) for name in used if name.startswith(kind)} for kind in ("table ", "index ")
+    )
+    return Reading(min(pages), whole, indexes)
 
 
 def waits(db: Connection, conn: Connection) -> bool:
