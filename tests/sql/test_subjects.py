@@ -13,19 +13,7 @@ import pytest
 from support.askers import HOUR, Asker, T
 from support.database import Connection, one
 from support.hands import Hands, put, states
-from support.subjects import (
-    call,
-    clock,
-    end,
-    forget,
-    many,
-    promote,
-    push,
-    start_one,
-    state,
-    subject,
-    upsert,
-)
+from support.subjects import call, clock, end, forget, many, promote, push, start_one, state, subject, upsert
 
 
 def ended(hands: Hands, name: str, how: str) -> int:

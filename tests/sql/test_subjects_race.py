@@ -6,7 +6,6 @@ answer, a promise after its commit.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from support.database import Connect
 from support.database import Connection as Db
 from support.hands import Hands
 from support.interleave import Connection, Step, claimed, rows
+from support.sessions import behind, crossed, waits
 from support.subjects import call, clock, end, forget, many, push, start_one, state, subject, upsert
 from support.waiting import wait_until
 
@@ -282,31 +282,6 @@ def test_in_every_order(dsn: str, name: str) -> None:
     assert played >= 3
 
 
-CONTROLS: dict[str, tuple[Any, ...]] = {
-    "a start that does not look for producers": (
-        "an upsert and a claim",
-        "_amendment_state",
-        ("k.busy := not (pg_try_advisory_lock", "k.busy := false and not (pg_try_advisory_lock"),
-    ),
-    "an upsert that does not look whether it runs": (
-        "an upsert and a claim",
-        "_subject_now",
-        ("when not v_open then 'active'", "when false then 'active'"),
-    ),
-    "a revival that does not lock the name": (
-        "two that revive one",
-        "_subject_again",
-        ("x.subject = p_subject\n         and x.job_id = p_job_id for update;", "x.subject = p_subject;"),
-    ),
-    "a name that is free while a retry is on its way": (
-        "retried and made anew",
-        "_subject_retaken",
-        ("j.scope = v_scope for update;", "j.scope = v_scope;"),
-        ("perform tallybook._subject_lives(e.task, e.unique_key, v_other, e.job_id);", "null;"),
-    ),
-}  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("probed", [True, False])
 def test_a_crowd_and_a_claim(dsn: str, db: Db, probed: bool) -> None:
@@ -318,11 +293,34 @@ def test_a_crowd_and_a_claim(dsn: str, db: Db, probed: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONTROLS)
-def test_control(dsn: str, db: Db, name: str) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "function", "changes"),
+    [
+        pytest.param(
+            "an upsert and a claim", "_amendment_state",
+            {"k.busy := not (pg_try_advisory_lock": "k.busy := false and not (pg_try_advisory_lock"},
+            id="a start that does not look for producers",
+        ),
+        pytest.param(
+            "an upsert and a claim", "_subject_now", {"when not v_open then 'active'": "when false then 'active'"},
+            id="an upsert that does not look whether it runs",
+        ),
+        pytest.param(
+            "two that revive one", "_subject_again",
+            {"x.subject = p_subject\n         and x.job_id = p_job_id for update;": "x.subject = p_subject;"},
+            id="a revival that does not lock the name",
+        ),
+        pytest.param(
+            "retried and made anew", "_subject_retaken",
+            {"j.scope = v_scope for update;": "j.scope = v_scope;",
+             "perform tallybook._subject_lives(e.task, e.unique_key, v_other, e.job_id);": "null;"},
+            id="a name that is free while a retry is on its way",
+        ),
+    ],
+)  # fmt: skip
+def test_control(dsn: str, db: Db, scenario: str, function: str, changes: dict[str, str]) -> None:
     """Control: without a guard a promise is broken, or one subject has two jobs."""
-    scenario, function, *changes = CONTROLS[name]
-    for change in changes:
+    for change in changes.items():
         without(db, function, *change)
     found, _ = play(dsn, SCENARIOS[scenario])
     assert found
@@ -344,20 +342,13 @@ def _forgotten_while_leased(db: Db, connect: Connect) -> list[bool]:
     assert forget(forgetter, "b") == "forgotten"
     lease = uuid4()
     worker.execute("select tallybook.claim(%s, '{q}', '{10}', %s)", (hands.worker, lease))
-    said: list[bool] = []
-
-    def look() -> None:
-        query = "select coalesce(blocked_by in ('cancelled', 'changing'), false) from tallybook.claimed_jobs(%s)"
-        said.extend(row[0] for row in worker.execute(query, (lease,)).fetchall())
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    waits = "select from pg_locks where pid = %s and not granted"
-    wait_until(lambda: db.execute(waits, (worker.info.backend_pid,)).fetchone() is not None, "claimed_jobs waits")
-    forgetter.execute("commit")
-    gate.execute("select pg_advisory_unlock(99)")
-    thread.join()
-    return said
+    query = "select coalesce(blocked_by in ('cancelled', 'changing'), false) from tallybook.claimed_jobs(%s)"
+    with behind(worker) as pool:
+        looking = pool.submit(lambda: worker.execute(query, (lease,)).fetchall())
+        wait_until(lambda: waits(db, worker), "claimed_jobs waits")
+        forgetter.execute("commit")
+        gate.execute("select pg_advisory_unlock(99)")
+        return [blocked for (blocked,) in looking.result(timeout=20)]
 
 
 def test_a_forget_that_commits_while_a_worker_looks(db: Db, connect: Connect) -> None:
@@ -374,37 +365,17 @@ def test_control_without_the_newer_look(db: Db, connect: Connect) -> None:
 # --- batches --------------------------------------------------------------------------------------------------------
 
 
-def _opposite(db: Db, connect: Connect, names: list[str], rounds: int, *, fresh: bool) -> int:
-    """Run two batches of the same subjects while a third session holds one of them; return the deadlocks."""
-    deadlocks = 0
-    conns, third = [connect(application_name=name) for name in ("one", "two")], connect(autocommit=False)
-    for turn in range(rounds):
-        batch = [f"{turn} {name}" for name in names] if fresh else names
-        failed: list[psycopg.Error] = []
+def _opposite(db: Db, connect: Connect, names: list[str], turn: int = 0) -> None:
+    """Run two batches of the same subjects in opposite orders while a third session holds one of them."""
 
-        def run(conn: Db, mine: list[str], args: str) -> None:
-            try:
-                many(conn, "subject_upsert_many", mine, args=[args] * len(mine))
-            except psycopg.errors.DeadlockDetected as error:
-                failed.append(error)  # noqa: B023
+    def batch(conn: Db, who: str, mine: list[str]) -> None:
+        conn.execute(f"set application_name = {who}".encode())
+        many(conn, "subject_upsert_many", mine, args=[f'{{"{who}": {turn}}}'] * len(mine))
 
-        threads = [
-            threading.Thread(target=run, args=(conns[0], batch, f'{{"n": {turn}}}')),
-            threading.Thread(target=run, args=(conns[1], batch[::-1], f'{{"m": {turn}}}')),
-        ]
-        upsert(third, batch[len(batch) // 2], args={"third": turn})
-        for thread in threads:
-            thread.start()
-        waits = "select bool_and(cardinality(pg_blocking_pids(pid)) > 0) from unnest(%s::int[]) pid"
-        pids = [conn.info.backend_pid for conn in conns]
-        wait_until(lambda: db.execute(waits, (pids,)).fetchone() == (True,), "both wait")  # noqa: B023
-        third.rollback()
-        for thread in threads:
-            thread.join()
-        deadlocks += len(failed)
-        if deadlocks:
-            break
-    return deadlocks
+    crossed(
+        db, connect, lambda third: upsert(third, names[len(names) // 2], args={"third": turn}),
+        lambda conn: batch(conn, "one", names), lambda conn: batch(conn, "two", names[::-1]),
+    )  # fmt: skip
 
 
 BACKWARDS = "case when current_setting('application_name') = 'two' then -{0} else {0} end"
@@ -427,7 +398,8 @@ def test_batches_do_not_deadlock(db: Db, connect: Connect, kind: str) -> None:
     names = ["x" * n for n in range(1, 400)]
     if kind == "planned":
         many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
-    assert _opposite(db, connect, names, 4, fresh=kind == "new") == 0
+    for turn in range(4):
+        _opposite(db, connect, [f"{turn} {name}" for name in names] if kind == "new" else names, turn)
     jobs = db.execute("select count(*), count(distinct unique_key) from (select unique_key from tallybook.scheduled"
                       " union all select unique_key from tallybook.entry) j").fetchone()  # fmt: skip
     assert jobs == ((4 if kind == "new" else 1) * 399,) * 2
@@ -441,25 +413,21 @@ def test_control_batches_in_orders_of_their_own(db: Db, connect: Connect, kind: 
     if kind == "planned":
         many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
     without(db, *UNORDERED[kind])
-    assert _opposite(db, connect, names, 1, fresh=kind == "new") > 0
+    with pytest.raises(psycopg.errors.DeadlockDetected):
+        _opposite(db, connect, names)
 
 
 def test_the_old_time_is_exact(db: Db, connect: Connect) -> None:
     """S3-13: an upsert that waited for another one reports the time that one left as old, not an earlier one."""
     push(db, "a", run_at=clock(db, "1 h"))
     first, second = clock(db, "2 h"), clock(db, "3 h")
-    other = connect()
-    other.execute("begin")
+    other, waiter = connect(autocommit=False), connect()
     upsert(other, "a", run_at=first)
-    said: list[Any] = []
-    waiter = connect()
-    thread = threading.Thread(target=lambda: said.append(upsert(waiter, "a", run_at=second)))
-    thread.start()
-    query = "select from pg_locks where pid = %s and not granted"
-    wait_until(lambda: db.execute(query, (waiter.info.backend_pid,)).fetchone() is not None, "the second waits")
-    other.execute("commit")
-    thread.join()
-    assert said[0][1:] == ("updated", first, second)
+    with behind(waiter) as pool:
+        said = pool.submit(upsert, waiter, "a", run_at=second)
+        wait_until(lambda: waits(db, waiter), "the second waits")
+        other.commit()
+        assert said.result(timeout=20)[1:] == ("updated", first, second)
 
 
 def test_nobody_waits_for_an_open_upsert_but_the_same_subject(db: Db, connect: Connect) -> None:
