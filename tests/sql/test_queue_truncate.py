@@ -12,28 +12,21 @@ import psycopg
 import pytest
 
 from support.broken import without
-from support.database import Connect, Connection
+from support.database import Connect, Connection, call, one
 from support.hands import Hands, child, put, put_many, states
+from support.sessions import behind, waits
 from support.subjects import end, push
 from support.waiting import wait_until
 
 LATER = datetime.now(UTC) + timedelta(days=1)
 
 
-def truncate(db: Connection, queue: str = "q", **more: Any) -> tuple[int, int, bool]:
+def truncate(db: Connection, **more: Any) -> tuple[int, int, bool]:
     """Truncate batch by batch; return the jobs cancelled, the jobs asked to stop, and whether others held some."""
-    cancelled = cancelling = 0
-    mark = None
-    names = "".join(f", {name} => %({name})s" for name in more)
-    step = f"tallybook.queue_truncate(%(queue)s, mark => %(mark)s{names})"
+    cancelled, cancelling, mark = 0, 0, None
     for _ in range(1000):
-        row = db.execute(
-            f"select mark, cancelled, cancelling, busy, remain from {step}",  # type: ignore[arg-type]  # noqa: S608
-            {"queue": queue, "mark": mark and psycopg.types.json.Jsonb(mark), **more},
-        ).fetchone()
-        assert row is not None
-        mark = row[0]
-        cancelled, cancelling = cancelled + row[1], cancelling + row[2]
+        (row,) = call(db, "queue_truncate", "mark, cancelled, cancelling, busy, remain", queue="q", mark=mark, **more)
+        mark, cancelled, cancelling = row[0], cancelled + row[1], cancelling + row[2]
         if not row[4]:
             return cancelled, cancelling, row[3]
     raise AssertionError("truncate does not end")
@@ -57,7 +50,7 @@ def test_all_that_does_not_run_is_cancelled(db: Connection, hands: Hands) -> Non
     ]
     parent = put(db, queue="other")
     gone.append(child(db, parent))
-    gone.append(put(db, options=psycopg.types.json.Jsonb({"fair_key": "x"})))
+    gone.append(put(db, options={"fair_key": "x"}))
     status: LiteralString = """
 select available, scheduled, retrying, waiting, running, cancelled from tallybook.queue_stats where queue = 'q'"""
     assert db.execute(status).fetchall() == [(4, 1, 1, 2, 1, 0)]
@@ -226,7 +219,6 @@ class Crowd:
         self.ran: list[int] = []
         self.cancelled = 0
         self.done = threading.Event()
-        self.lock = threading.Lock()
 
     def produce(self, number: int) -> None:
         dice, conn = random.Random(self.seed + number), self.connect()
@@ -248,12 +240,10 @@ class Crowd:
                     continue
                 case _:
                     conn.commit()
-                    with self.lock:
-                        self.put += open_
+                    self.put.extend(open_)
                     open_ = []
         conn.commit()
-        with self.lock:
-            self.put += open_
+        self.put.extend(open_)
 
     def work(self, number: int) -> None:
         dice, conn = random.Random(self.seed + 10 + number), self.connect()
@@ -272,20 +262,16 @@ class Crowd:
             for job in jobs:
                 if job.id not in ready:
                     continue
-                row = conn.execute("select state from tallybook.job where id = %s", (job.id,)).fetchone()
-                if row is None or row[0] != "running":
-                    self.problems.append(f"job {job.id} was handed out and is {row}")
+                if (shown := states(conn, job.id)) != ["running"]:
+                    self.problems.append(f"job {job.id} was handed out and is {shown}")
                 if dice.random() < 0.2 and not finishing:
                     hands.fail(job, "10 ms")
                 elif hands.say("complete", job) is not True:
                     self.problems.append(f"the end of job {job.id} was refused")
                 else:
-                    with self.lock:
-                        self.ran.append(job.id)
-            open_ = conn.execute(
-                "select count(*) from tallybook.job where state not in ('completed', 'cancelled')"
-            ).fetchone()
-            if finishing and open_ == (0,):
+                    self.ran.append(job.id)
+            still_open = "select count(*) from tallybook.job where state not in ('completed', 'cancelled')"
+            if finishing and one(conn, still_open) == 0:
                 return
 
     def truncate(self, number: int) -> None:
@@ -324,13 +310,9 @@ class Crowd:
             self.problems.append("a job ended twice")
         if wrong := [job for job in self.ran if rows.get(job) != "completed"]:
             self.problems.append(f"{len(wrong)} jobs ran and are not completed")
-        twice = setup.execute(
-            "select count(*)"
-            " from (select job_id from tallybook.attempt where state in ('completed', 'cancelled') group by job_id"
-            " having count(*) > 1) d"
-        ).fetchone()
-        if twice != (0,):
-            self.problems.append(f"{twice} jobs have two ends")
+        ends = "select job_id from tallybook.attempt where state in ('completed', 'cancelled')"
+        if twice := setup.execute(f"{ends} group by job_id having count(*) > 1").fetchall():
+            self.problems.append(f"{twice} have two ends")
         if differences := setup.execute("select * from tallybook.verify()").fetchall():
             self.problems.append(f"the counters differ: {differences}")
         return self.problems
@@ -357,28 +339,13 @@ def test_the_lanes_lock_keeps_claims_and_truncates_apart(db: Connection, connect
         lease = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
         hands.db.execute("begin")
         assert hands.one("select jobs from tallybook.claim(%s, '{q}', '{2}', %s)", hands.worker, lease) == 2
-        other = connect(application_name="truncater")
-        said: list[int] = []
-
-        def begin(other: Connection = other, said: list[int] = said) -> None:
-            said.append(truncate(other)[0])
-
-        thread = threading.Thread(target=begin)
-        thread.start()
-        if guarded:
-            wait_until(
-                lambda: db.execute(
-                    "select 1 from pg_stat_activity"
-                    " where application_name = 'truncater' and datname = current_database()"
-                    " and wait_event_type = 'Lock'"
-                ).fetchone(),
-                "it waits",
-            )
-        else:
-            thread.join()
-        hands.db.execute("commit")
-        thread.join()
-        assert said == ([1] if guarded else [3])
+        other = connect()
+        with behind(other) as pool:
+            begun = pool.submit(truncate, other)
+            wait_until(lambda: begun.done() or waits(db, other), "it ends, or waits")  # noqa: B023
+            assert begun.done() != guarded
+            hands.db.execute("commit")
+            assert begun.result(timeout=20)[0] == (1 if guarded else 3)
         ends = [hands.say("complete", job) for job in hands.claimed_jobs(lease)]  # type: ignore[arg-type]
         assert ends == ([True, True] if guarded else [False, False]), states(db, *jobs)
 
@@ -417,9 +384,7 @@ def test_a_queue_of_many_lanes_is_truncated_in_few_calls(db: Connection) -> None
     assert error.value.sqlstate == "TB005"
     ended, mark = [], None
     while mark is None or ended[-1]:
-        row = db.execute("select mark, cancelled from tallybook.queue_truncate('q', mark => %s)", (mark,)).fetchone()
-        assert row is not None
-        mark = psycopg.types.json.Jsonb(row[0])
-        ended.append(row[1])
+        ((mark, cancelled),) = call(db, "queue_truncate", "mark, cancelled", queue="q", mark=mark)
+        ended.append(cancelled)
     assert ended == [100, 100, 100, 0]
     assert db.execute("select tallybook.queue_drop('q')").fetchone() == (True,)

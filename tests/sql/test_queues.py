@@ -134,7 +134,7 @@ def test_a_class_is_for_new_lanes(db: Connection, hands: Hands) -> None:
 
 def test_what_goes_by_another_part_keeps_its_class(db: Connection, hands: Hands) -> None:
     """After a change of class fair jobs run, and a job released by a limit is claimed, each in a lane of its class."""
-    fair = psycopg.types.json.Jsonb({"fair_key": "x"})
+    fair = {"fair_key": "x"}
     jobs = [put(db, options=fair), put(db, options=fair, run_at=LATER)]
     db.execute("select tallybook.queue_set('q', retention => 'brief')")
     jobs += [put(db, options=fair)]
@@ -146,7 +146,7 @@ def test_what_goes_by_another_part_keeps_its_class(db: Connection, hands: Hands)
     assert one(db, wrong) == 0
     assert sorted(hands.run_all()) == jobs
     db.execute("select tallybook.concurrency_limit_set('l', 1)")
-    held = psycopg.types.json.Jsonb({"limits": ["l"]})
+    held = {"limits": ["l"]}
     two = [put(db, options=held), put(db, options=held)]
     first, _ = hands.claim()
     free = db.execute(

@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused(db: Connection, verb: str, bad: dict[str, 
 def test_nobody_forges_a_subject(db: Connection) -> None:
     """The options of an ordinary job cannot make it a subject's."""
     with pytest.raises(psycopg.Error) as caught:
-        put(db, options=psycopg.types.json.Jsonb({"subject": {}}))
+        put(db, options={"subject": {}})
     assert caught.value.sqlstate == "TB005"
 
 

@@ -41,7 +41,7 @@ def linked(db: Connection, **links: Any) -> list[int]:
 def test_a_link_is_followed_across_queues(db: Connection, hands: Hands) -> None:
     """S4-02: the jobs of one submission, of several tasks and queues, are traced event by event in order of time."""
     first = put(db, headers=HEADERS, args={"n": 1})
-    put(db, headers=Jsonb({"links": {"submission": 43}}))
+    put(db, headers={"links": {"submission": 43}})
     put(db)
     second = put(db, queue="r", task="u", headers=HEADERS)
     for job in hands.start():
@@ -199,7 +199,7 @@ def test_links_go_all_the_way_with_a_job(db: Connection, hands: Hands) -> None:
     plain = put(db, headers=HEADERS)
     (in_many, _) = [row[0] for row in db.execute(many, (text,))]
     child = one(db, "select tallybook.enqueue_after('q', 't', after => %s, headers => %s)", [plain], HEADERS)
-    keyed, fair = put(db, unique_key="u", headers=HEADERS), put(db, headers=HEADERS, options=Jsonb({"fair_key": "f"}))
+    keyed, fair = put(db, unique_key="u", headers=HEADERS), put(db, headers=HEADERS, options={"fair_key": "f"})
     later, (subject, _) = put(db, run_at=FAR, headers=HEADERS), push(db, "s", headers={"links": LINKS})
     everything = sorted([plain, in_many, child, keyed, fair, later, subject])
     assert linked(db, submission=42) == everything
@@ -244,7 +244,7 @@ def test_jobs_without_links_are_in_no_index(db: Connection, hands: Hands) -> Non
     )
     before = one(db, sizes)
     put_many(db, 500)
-    put(db, headers=Jsonb({"trace": "x"}))
+    put(db, headers={"trace": "x"})
     assert one(db, sizes) == before
     put(db, headers=HEADERS)
     push(db, "s")

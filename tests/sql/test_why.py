@@ -8,7 +8,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
 from support.database import Connect, Connection, one
 from support.hands import Hands, put, put_many
@@ -119,7 +118,7 @@ def test_nobody_knows_the_version_of_its_args(db: Connection) -> None:
     """No live worker knows the version of the job's args, until one of the newer release starts."""
     catalogue = '[{{"name": "t", "app": "shop", "version": {}}}]'
     db.execute("select tallybook.worker_start('v1', '{q}', '{t}', catalogue => %s)", (catalogue.format(1),))
-    job = put(db, options=Jsonb({"version": 2}))
+    job = put(db, options={"version": 2})
     assert why(db, job) == [("available", "unknown_version", {"queue": "q", "task": "t", "version": 2})]
     db.execute("select tallybook.worker_start('v2', '{q}', '{t}', catalogue => %s)", (catalogue.format(2),))
     assert codes(db, job) == ["should_start"]
@@ -262,13 +261,13 @@ def ask(hands: Hands) -> list[int]:
 def test_a_rate_limit(db: Connection, hands: Hands) -> None:
     """rate_limit names the key and the jobs before; a job that is still in its lane shows it in advance."""
     db.execute("select tallybook.rate_limit_set('acme', 1, '1 h')")
-    jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(3)]
+    jobs = [put(db, options={"limits": ["acme"]}) for _ in range(3)]
     assert ask(hands) == jobs[:1]
     ((state, code, details),) = why(db, jobs[2])
     assert (state, code, details["key"], details["rule"], details["calls"], details["before"]) == (
         "scheduled", "rate_limit", "acme", "acme", 1, 1,
     )  # fmt: skip
-    later = put(db, options=Jsonb({"limits": ["acme"]}))
+    later = put(db, options={"limits": ["acme"]})
     assert [(code, details["key"]) for _, code, details in why(db, later)] == [("rate_limit", "acme")]
     db.execute("select tallybook.rate_limit_drop('acme')")
     assert codes(db, later) == ["unknown_limit"]
@@ -277,7 +276,7 @@ def test_a_rate_limit(db: Connection, hands: Hands) -> None:
 def test_a_concurrency_limit(db: Connection, hands: Hands) -> None:
     """concurrency_limit names the key, its holders and the jobs before; a free permit needs concurrency_release."""
     db.execute("select tallybook.concurrency_limit_set('acme', 1)")
-    jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(3)]
+    jobs = [put(db, options={"limits": ["acme"]}) for _ in range(3)]
     assert ask(hands) == jobs[:1]
     assert why(db, jobs[2]) == [
         ("waiting", "concurrency_limit", {"key": "acme", "most": 1, "held": 1, "jobs": jobs[:1], "before": 1})
@@ -294,7 +293,7 @@ def test_a_breaker(db: Connection, hands: Hands) -> None:
     """An open breaker holds a job; half-open, it names the probe; once it is closed, the job should start."""
     db.execute("select tallybook.breaker_set('acme', 3, '1 min', '1 h')")
     db.execute("select tallybook.breaker_open('acme', '1 h')")
-    jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(2)]
+    jobs = [put(db, options={"limits": ["acme"]}) for _ in range(2)]
     assert [code for _, code, _ in why(db, jobs[0])] == ["breaker"], "told before it is claimed"
     assert ask(hands) == []
     ((state, code, details),) = why(db, jobs[0])
@@ -311,7 +310,7 @@ def test_a_breaker(db: Connection, hands: Hands) -> None:
 
 def test_its_turn_among_the_keys(db: Connection, hands: Hands) -> None:
     """A job with a fair key shows how many of the key are before it and how many in line; released, it should start."""
-    jobs = [put(db, options=Jsonb({"fair_key": "a"})) for _ in range(3)]
+    jobs = [put(db, options={"fair_key": "a"}) for _ in range(3)]
     ((state, code, details),) = why(db, jobs[2])
     assert (state, code, details) == ("waiting", "fair_key", {"key": "a", "before": 2, "in_line": 0})
     assert codes(db, jobs[0]) == ["fair_key", "service_pending"]
