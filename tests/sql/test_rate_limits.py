@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 import pytest
@@ -129,7 +129,7 @@ def test_a_job_that_comes_back_hours_after_its_turn_delays_no_other(eight: Conne
     asker.run(at)
     assert [job for job, _ in asker.started] == [first, second], "the second has waited for its turn"
     lease, attempt = asker.held[second]
-    eight.execute(cast("Any", f"select tallybook.{verb}"), (lease, second, attempt, at))
+    eight.execute(f"select tallybook.{verb}", (lease, second, attempt, at))
     (third,) = put(eight, "provider:acme", at=at)
     asker.run(at + 20 * S, since=at)
     assert [job for job, _ in asker.started] == [first, second, third]
@@ -137,22 +137,22 @@ def test_a_job_that_comes_back_hours_after_its_turn_delays_no_other(eight: Conne
     assert one(eight, "select run_at from tallybook.job where id = %s", second) == at + 6 * HOUR
 
 
-def _pushed_while_it_waits(db: Connection, asker: Asker, job: int, until: datetime) -> None:
+def _pushed_while_it_waits(db: Connection, asker: Asker, job: int, until: datetime, at: datetime = T + S) -> None:
     """Give a job that waits for its turn a later time."""
-    assert put(db, "provider:acme", unique_key="k", on_conflict="push_run_at", run_at=until, at=T + S) == [job]
+    assert put(db, "provider:acme", unique_key="k", on_conflict="push_run_at", run_at=until, at=at) == [job]
 
 
 def _pushed_in_its_line(db: Connection, asker: Asker, job: int, until: datetime) -> None:
     """Give a job whose turn has come a later time before it is claimed."""
     db.execute("select tallybook.promote(at => %s)", (T + 8 * S,))
-    assert put(db, "provider:acme", unique_key="k", on_conflict="push_run_at", run_at=until, at=T + 8 * S) == [job]
+    _pushed_while_it_waits(db, asker, job, until, T + 8 * S)
     db.execute("select tallybook.promote(at => %s)", (T + 8 * S,))
 
 
 def _postponed(db: Connection, asker: Asker, job: int, until: datetime) -> None:
     """Give a job whose turn has come a later time, and claim it before promote moves it."""
     db.execute("select tallybook.promote(at => %s)", (T + 8 * S,))
-    assert put(db, "provider:acme", unique_key="k", on_conflict="push_run_at", run_at=until, at=T + 8 * S) == [job]
+    _pushed_while_it_waits(db, asker, job, until, T + 8 * S)
     ((lease, claimed, attempt, _),) = asker.claim(T + 8 * S)
     assert claimed == job
     assert one(db, "select tallybook.postpone(%s, %s, %s, %s)", lease, job, attempt, T + 8 * S) == "scheduled"
@@ -274,7 +274,7 @@ def test_a_producer_cannot_set_what_tallybook_notes_about_a_wait(eight: Connecti
         "select tallybook.subject_push('q', 't', 's', options => %s)",
     ):
         with pytest.raises(psycopg.Error, match="options have no turn, held or permits") as error:
-            eight.execute(cast("Any", query), (options,))
+            eight.execute(query, (options,))
         assert error.value.sqlstate == "TB005"
 
 
@@ -361,35 +361,32 @@ def test_control_without_the_pace_all_come_at_once(eight: Connection) -> None:
     assert _after_an_outage(eight)[2] == 39
 
 
-def _pushed(db: Connection, asker: Asker) -> None:
-    """Push the key by three minutes."""
+def _pushed(db: Connection) -> None:
     db.execute("select tallybook.rate_limit_push('provider:acme', %s)", (T + 3 * MIN,))
 
 
-def _overtaken(db: Connection, asker: Asker) -> None:
-    """Let urgent jobs take the next ten turns."""
-    put(db, "provider:acme", n=10, priority=1, at=T + S)
-
-
-def _lagging(db: Connection, asker: Asker) -> None:
-    """Let the longer gap, for a distant caller, be longer than the waiting jobs were told."""
-    db.execute("update tallybook.rate_state set lag = '1 s', next_at = next_at + interval '1 s'")
-
-
-def _moved_while_they_wait(db: Connection, moved: Callable[[Connection, Asker], None]) -> tuple[int, list[int], Asker]:
+def _moved_while_they_wait(db: Connection, moved: Callable[[Connection], Any]) -> tuple[int, list[int], Asker]:
     """Move the turns of 39 waiting jobs; return the most entries of one, how far each was displaced, and the asker."""
     jobs = put(db, "provider:acme", n=40)
     asker = Asker(db)
     assert asker.look(T) == jobs[:1]
-    moved(db, asker)
+    moved(db)
     order = [job for job in asker.run(T + HOUR, T + S) if job in jobs]
     assert sorted(order) == jobs[1:]
     most = one(db, "select max(n) from (select count(*) as n from tallybook.entry group by job_id) x")
     return most, [order.index(job) - n for n, job in enumerate(jobs[1:])], asker
 
 
-@pytest.mark.parametrize("moved", [_pushed, _overtaken, _lagging])
-def test_who_waits_costs_one_more_entry(eight: Connection, moved: Callable[[Connection, Asker], None]) -> None:
+@pytest.mark.parametrize(
+    "moved",
+    [
+        _pushed,
+        lambda db: put(db, "provider:acme", n=10, priority=1, at=T + S),
+        lambda db: db.execute("update tallybook.rate_state set lag = '1 s', next_at = next_at + interval '1 s'"),
+    ],
+    ids=["pushed by minutes", "overtaken by urgent jobs", "a longer gap, for a distant caller, than they were told"],
+)
+def test_who_waits_costs_one_more_entry(eight: Connection, moved: Callable[[Connection], Any]) -> None:
     """S1-18: a job that a rate limit holds has two entries, however often its turn moves; no place or turn is lost."""
     most, displaced, asker = _moved_while_they_wait(eight, moved)
     assert most == 2
@@ -720,7 +717,7 @@ def test_it_needs_read_committed(eight: Connection, connect: Any) -> None:
 def test_what_does_not_fit_is_refused(db: Connection, call: str, message: str) -> None:
     """Invalid arguments raise a clear error."""
     with pytest.raises(psycopg.Error, match=message) as error:
-        db.execute(cast("Any", f"select tallybook.{call}"))
+        db.execute(f"select tallybook.{call}")
     assert error.value.sqlstate == "TB005"
 
 
