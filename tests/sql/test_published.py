@@ -16,17 +16,16 @@ from support.hands import Hands, put
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
 
-PRUNE = "select effect, again from tallybook.prune(clock_timestamp() + make_interval(days => %s))"
-SERVICES = ("promote", "rescue", "rebase", "concurrency_release", "fair_release", "parents_resolve", "fold", "recount")
-
 
 def serve(db: Connection, days: int) -> int:
     """Run each service, then prune at a later time until nothing is left to do; return how many rows went."""
-    for name in SERVICES:
+    services = "promote rescue rebase concurrency_release fair_release parents_resolve fold recount"
+    for name in services.split():
         db.execute(f"select tallybook.{name}()".encode())
+    prune = "select effect, again from tallybook.prune(clock_timestamp() + make_interval(days => %s))"
     dropped = 0
     for _ in range(200):
-        effect, again = db.execute(PRUNE, [days]).fetchone() or (0, False)
+        effect, again = db.execute(prune, [days]).fetchone() or (0, False)
         dropped += effect
         if not again:
             return dropped

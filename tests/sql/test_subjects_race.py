@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -43,10 +42,6 @@ class Scene:
     """What committed producers were told: job, number, report."""
     wrong: list[str] = field(default_factory=list)
     freed: int = 0
-
-
-def busy(conn: Connection) -> bool:
-    return conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
 
 
 def claim(name: str) -> Step:
@@ -105,9 +100,6 @@ def finish(name: str, verb: str = "subject_complete", more: str = "", *, begin: 
     return step
 
 
-AGAIN = finish("one", "subject_reschedule", ", run_in => '0'")
-
-
 def commit(name: str = "-") -> Step:
     async def step(conn: Connection, scene: Scene) -> None:
         if job := scene.running.pop(name, None):
@@ -137,7 +129,8 @@ def produce(n: int, *, verb: str = "upsert", begin: bool = False) -> Step:
             return
         if report == "updated" and job in ran:
             scene.wrong.append(f"job {job} was changed while it ran")
-        (scene.open.setdefault(conn, []) if busy(conn) else scene.told).append((job, n, report))
+        idle = conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        (scene.told if idle else scene.open.setdefault(conn, [])).append((job, n, report))
 
     return step
 
@@ -179,7 +172,7 @@ class Scenario:
 
 OPEN_UPSERT: Sequence[Step] = [produce(2, begin=True), commit()]
 WORK: Sequence[Step] = [claim("one"), start("one"), finish("one")]
-ITERATE: Sequence[Step] = [claim("one"), start("one"), AGAIN]
+ITERATE: Sequence[Step] = [claim("one"), start("one"), finish("one", "subject_reschedule", ", run_in => '0'")]
 SCENARIOS: dict[str, Scenario] = {
     "an upsert and a claim": Scenario([OPEN_UPSERT, WORK], "pending"),
     "an upsert of a planned one and a claim": Scenario([OPEN_UPSERT, WORK], "planned"),
@@ -203,7 +196,10 @@ SCENARIOS: dict[str, Scenario] = {
 }  # fmt: skip
 
 
-DUE = "update tallybook.scheduled set run_at = clock_timestamp() where unique_key = %s"
+async def _work(conn: Connection, scene: Scene, name: str) -> None:
+    """Claim, start and complete what there is."""
+    for step in (claim(name), start(name), finish(name)):
+        await step(conn, scene)  # type: ignore[operator, misc]
 
 
 async def _begin(conn: Connection, scene: Scene, first: str) -> None:
@@ -211,28 +207,24 @@ async def _begin(conn: Connection, scene: Scene, first: str) -> None:
         return
     await produce(1)(conn, scene)  # type: ignore[operator, misc]
     if first == "planned":  # due, but still in scheduled
-        query = (
-            "select tallybook.subject_upsert(%s, 't', %s, '{\"n\": 1}', run_at => clock_timestamp() + interval '1 h')"
-        )
         await conn.execute("select tallybook.subject_forget('t', %s)", [scene.queue])
         scene.told.clear()
-        await conn.execute(query, [scene.queue, scene.queue])
-        await conn.execute(DUE, [scene.queue])
+        planned = "select tallybook.subject_upsert(%s, 't', %s, '{\"n\": 1}', run_at => now() + interval '1 h')"
+        await conn.execute(planned, [scene.queue, scene.queue])
+        due = "update tallybook.scheduled set run_at = clock_timestamp() where unique_key = %s"
+        await conn.execute(due, [scene.queue])
         ((job,),) = await rows(conn, "select job_id from tallybook.subject_job where subject = %s", scene.queue)
         scene.told.append((job, 1, "created"))
     if first == "completed":
-        for step in (claim("one"), start("one"), finish("one")):
-            await step(conn, scene)  # type: ignore[operator, misc]
+        await _work(conn, scene, "one")
 
 
-async def _drain(conn: Connection, scene: Scene) -> None:
-    for _ in range(3):
-        for name in scene.workers:
-            for step in (claim(name), start(name), finish(name)):
-                await step(conn, scene)  # type: ignore[operator, misc]
-
-
-def _judge(scene: Scene, seen: list[tuple[Any, ...]], made: int) -> list[str]:
+async def _judge(conn: Connection, scene: Scene) -> list[str]:
+    """Let the workers do what is left; return what is wrong then."""
+    for name in [*scene.workers] * 3:
+        await _work(conn, scene, name)
+    seen = await rows(conn, "select job_id, state from tallybook.subject where subject = %s", scene.queue)
+    made = sum(report == "created" for _, _, report in scene.told)
     wrong = list(scene.wrong)
     last = {job: n for job, n, report in scene.told if report in ("created", "updated", "unchanged")}
     wrong += [f"{n} was promised of job {job}, which did {scene.did.get(job)}" for job, n in last.items()
@@ -253,13 +245,7 @@ def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
         await _begin(conn, scene, scenario.first)
         return scene
 
-    async def judge(conn: Connection, scene: Scene) -> list[str]:
-        await _drain(conn, scene)
-        seen = await rows(conn, "select job_id, state from tallybook.subject where subject = %s", scene.queue)
-        made = sum(report == "created" for _, _, report in scene.told)
-        return _judge(scene, seen, made)
-
-    return interleave.play(dsn, scenario.sessions, begin, judge, interleave.some(scenario.sessions))
+    return interleave.play(dsn, scenario.sessions, begin, _judge, interleave.some(scenario.sessions))
 
 
 def test_an_upsert_against_a_claim(dsn: str) -> None:
