@@ -17,7 +17,7 @@ from support.askers import HOUR, S
 from support.broken import source, without
 from support.database import Connection, Row, call, one
 from support.hands import drain, states
-from support.sessions import LANE_LOCK, behind, buffers, enqueue, start_worker
+from support.sessions import LANE_LOCK, behind, buffers, claimed_jobs, enqueue, start_worker
 from support.subjects import clock
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
@@ -41,8 +41,7 @@ def claim(db: Connection, worker: int, n: int = 100, lease: UUID | None = None) 
 
 
 def jobs_of(db: Connection, *claims: Claimed) -> list[int]:
-    query = "select job_id from tallybook.claimed_jobs(%s)"
-    return [job for claimed in claims for (job,) in db.execute(query, [claimed.lease]).fetchall()]
+    return [job for claimed in claims for job in claimed_jobs(db, claimed.lease)]
 
 
 def rescue(db: Connection, at: datetime) -> Row:

@@ -13,7 +13,7 @@ import pytest
 from support.askers import HOUR, Asker, T
 from support.database import Connection, one
 from support.hands import Hands, put, states
-from support.subjects import call, clock, end, forget, many, promote, push, start_one, state, subject, upsert
+from support.subjects import call, clock, end, forget, many, promote, push, seen, start_one, state, subject, upsert
 
 
 def ended(hands: Hands, name: str, how: str) -> int:
@@ -36,8 +36,7 @@ def test_a_subject_has_these_columns(db: Connection) -> None:
     run_at = clock(db, "1 h")
     job, created = push(db, "a", args={"n": 1}, run_at=run_at, priority=4)
     assert created
-    found = subject(db, "a")
-    assert found is not None
+    found = seen(db)
     made_at = found.pop("made_at")
     assert clock(db, "-1 min") < made_at < clock(db)
     assert found == {
@@ -46,7 +45,7 @@ def test_a_subject_has_these_columns(db: Connection) -> None:
         "error": None, "ended_at": None, "scope": "",
     }  # fmt: skip
     push(db, "plain")
-    assert (subject(db, "plain") or {})["args"] == {}
+    assert seen(db, "plain")["args"] == {}
 
 
 def test_a_second_push_is_a_no_op(db: Connection, hands: Hands) -> None:
@@ -62,7 +61,7 @@ def test_a_second_push_is_a_no_op(db: Connection, hands: Hands) -> None:
     end(hands, "subject_complete", attempt)
     assert (state(db, "a"), push(db, "a", args={"n": 2})) == ("completed", (job, False))
     assert hands.start() == []
-    assert (subject(db, "a") or {})["args"] == {"n": 1}
+    assert seen(db)["args"] == {"n": 1}
 
 
 def test_a_name_is_one_per_task(db: Connection) -> None:
@@ -87,7 +86,7 @@ def test_jobs_are_found_by_their_unique_key_and_subjects_are_not(db: Connection)
     ((cancelled, cancelling),) = call(db, "cancel_many", unique_key="a")
     assert (cancelled, cancelling) == (1, 0)
     assert states(db, job, plain) == ["available", "cancelled"]
-    assert (subject(db, "a") or {})["args"] == {"n": 1}
+    assert seen(db)["args"] == {"n": 1}
 
 
 def test_append_makes_a_name(db: Connection) -> None:
@@ -160,7 +159,7 @@ def test_upsert_of_a_planned_one(db: Connection) -> None:
     assert upsert(db, "a", args={"n": 1}) == (job, "unchanged", first, first)
     assert upsert(db, "a", args={"n": 2}, run_at=second) == (job, "updated", first, second)
     assert upsert(db, "a", args={"n": 3}, priority=1, queue="other") == (job, "updated", second, second)
-    found = subject(db, "a") or {}
+    found = seen(db)
     assert (found["args"], found["next_run_at"], found["priority"], found["queue"]) == ({"n": 3}, second, 1, "other")
 
 
@@ -173,11 +172,11 @@ def test_upsert_moves_the_date_and_with_it_the_state(db: Connection, hands: Hand
     assert state(db, "b") == "pending"
     later = clock(db, "1 h")
     assert upsert(db, "b", run_at=later)[1] == "updated"
-    found = subject(db, "b") or {}
+    found = seen(db, "b")
     assert (found["state"], found["next_run_at"]) == ("planned", later)
     assert hands.start() == []
     promote(db)
-    found = subject(db, "b") or {}
+    found = seen(db, "b")
     assert (found["state"], found["next_run_at"], found["attempts"]) == ("planned", later, 0)
     assert start_one(hands, "2 h").id == other
 
@@ -189,7 +188,7 @@ def test_upsert_of_a_pending_one(db: Connection, hands: Hands) -> None:
     assert upsert(db, "a", args={"n": 2}, options={"version": 3})[:2] == (job, "updated")
     assert upsert(db, "a", args={"n": 2}, options={"version": 3})[1] == "unchanged"
     assert upsert(db, "a", args={"n": 2}, options={"version": 3}, priority=7)[1] == "unchanged"
-    assert (subject(db, "a") or {})["args"] == {"n": 2}
+    assert seen(db)["args"] == {"n": 2}
     assert upsert(db, "a", args={"n": 2}, options={"version": 3}, priority=1)[1] == "updated"
     attempt = start_one(hands)
     assert attempt.args == {"n": 2}
@@ -206,7 +205,7 @@ def test_upsert_never_touches_an_active_one(db: Connection, hands: Hands) -> Non
     assert many(db, "subject_upsert_many", ["a"], args=['{"n": 2}'])[0][2] == "active"
     assert db.execute("select count(*) from tallybook.amendment").fetchone() == (0,)
     end(hands, "subject_reschedule", attempt, run_in="5 min")
-    found = subject(db, "a") or {}
+    found = seen(db)
     assert found["args"] == {"n": 1}
     assert clock(db) < found["next_run_at"] < clock(db, "6 min")
 
@@ -221,7 +220,7 @@ def test_upsert_revives_a_completed_one(db: Connection, hands: Hands, planned: b
     assert (report, old) == ("updated", None)
     assert new == run_at if planned else new <= clock(db)
     assert again != job
-    found = subject(db, "a") or {}
+    found = seen(db)
     assert (found["state"], found["iterations"], found["ended_at"]) == ("planned" if planned else "pending", 1, None)
     assert found["last_at"] is not None
     attempt = start_one(hands, "2 h")
@@ -243,7 +242,7 @@ def test_upsert_keeps_failures(db: Connection, hands: Hands) -> None:
     push(db, "a")
     end(hands, "subject_reject", start_one(hands), message="no", retry_in="1 h")
     assert upsert(db, "a", args={"n": 2})[1] == "updated"
-    found = subject(db, "a") or {}
+    found = seen(db)
     assert (found["failures"], found["attempts"], found["state"]) == (1, 1, "planned")
 
 
@@ -304,9 +303,7 @@ def test_upsert_many_reports_each(db: Connection, hands: Hands) -> None:
     assert rows[3][1] == active.id
     assert rows[5][3:] == (None, None)
     assert rows[7][3:] == (None, second)
-    assert {
-        (subject(db, name) or {})["next_run_at"] for name in ("planned", "new", "same", "pending", "completed")
-    } == {second}
+    assert {seen(db, name)["next_run_at"] for name in ("planned", "new", "same", "pending", "completed")} == {second}
 
 
 def test_duplicates_in_a_batch(db: Connection) -> None:
@@ -314,10 +311,10 @@ def test_duplicates_in_a_batch(db: Connection) -> None:
     rows = many(db, "subject_upsert_many", ["a", "b", "a"], args=['{"n": 1}', '{"n": 2}', '{"n": 3}'])
     assert [(row[0], row[2]) for row in rows] == [("a", "unchanged"), ("b", "created"), ("a", "created")]
     assert rows[0][1] == rows[2][1]
-    assert (subject(db, "a") or {})["args"] == {"n": 3}
+    assert seen(db)["args"] == {"n": 3}
     rows = many(db, "subject_push_many", ["c", "c"], args=['{"n": 1}', '{"n": 2}'])
     assert [(row[0], row[2]) for row in rows] == [("c", "created"), ("c", "unchanged")]
-    assert (subject(db, "c") or {})["args"] == {"n": 1}
+    assert seen(db, "c")["args"] == {"n": 1}
 
 
 def test_priorities_options_and_headers_of_a_batch(db: Connection) -> None:
@@ -458,10 +455,10 @@ def test_a_person_retries_a_dead_subject(db: Connection, hands: Hands, how: str)
     end(hands, "subject_reschedule", start_one(hands), run_in="1 h")
     attempt = start_one(hands, "2 h")
     end(hands, "subject_kill", attempt) if how == "killed" else hands.fail(attempt, final=True)
-    iterations = (subject(db, "a") or {})["iterations"]
+    iterations = seen(db)["iterations"]
     assert iterations == (2 if how == "killed" else 1)
     hands.one("select tallybook.retry(%s)", attempt.id)
-    found = subject(db, "a") or {}
+    found = seen(db)
     assert (found["state"], found["iterations"], found["failures"], found["job_id"]) == (
         "pending",
         iterations,
@@ -470,7 +467,7 @@ def test_a_person_retries_a_dead_subject(db: Connection, hands: Hands, how: str)
     )
     assert upsert(db, "a", args={"n": 1})[:2] == (attempt.id, "unchanged")
     end(hands, "subject_complete", start_one(hands))
-    assert (subject(db, "a") or {})["iterations"] == iterations + 1
+    assert seen(db)["iterations"] == iterations + 1
 
 
 def test_retry_of_a_cancelled_subject(db: Connection, hands: Hands) -> None:
@@ -521,7 +518,7 @@ def test_an_ended_subject_outlives_its_history(db: Connection, hands: Hands) -> 
     assert [row["state"] for row in before if row] == ["completed", "dead", "killed", "completed"]
     assert not any(push(db, name)[1] for name in names)
     assert [upsert(db, name)[1] for name in names] == ["updated", "dead", "dead", "updated"]
-    assert (subject(db, "plain") or {})["iterations"] == 1
+    assert seen(db, "plain")["iterations"] == 1
 
 
 def test_the_error_log(db: Connection, hands: Hands) -> None:
@@ -553,7 +550,7 @@ def test_details_are_any_json(db: Connection, hands: Hands) -> None:
     details = {"a": None, "b": [1, {"c": None}]}
     end(hands, "subject_reject", start_one(hands), message="no", details=details)
     assert db.execute("select details from tallybook.error").fetchall() == [(details,)]
-    assert json.dumps((subject(db, "a") or {})["error"]["details"]) == json.dumps(details)
+    assert json.dumps(seen(db)["error"]["details"]) == json.dumps(details)
 
 
 # --- with a concurrency limit ---------------------------------------------------------------------------------------
@@ -578,8 +575,7 @@ def complete_all(asker: Asker) -> None:
 def test_a_subject_that_waits_for_a_permit_is_pending(db: Connection) -> None:
     """S3-02: a subject whose job waits for a permit is pending, and a second push is a no-op."""
     job = waits_for_a_permit(db, Asker(db))
-    found = subject(db, "b")
-    assert found is not None
+    found = seen(db, "b")
     assert (found["state"], found["job_id"], found["attempts"], found["next_run_at"]) == ("pending", job, 0, T)
     assert push(db, "b", at=T) == (job, False)
     assert one(db, "select count(*) from tallybook.job where subject = 'b'") == 1
@@ -592,8 +588,7 @@ def test_an_upsert_changes_a_subject_that_waits_for_a_permit(db: Connection) -> 
     assert upsert(db, "b", at=T)[:2] == (job, "unchanged")
     assert upsert(db, "b", at=T, args={"n": 2}, priority=1)[:2] == (job, "updated")
     assert upsert(db, "b", at=T, args={"n": 2}, priority=1)[:2] == (job, "unchanged")
-    found = subject(db, "b")
-    assert found is not None
+    found = seen(db, "b")
     assert (found["state"], found["args"], found["priority"]) == ("pending", {"n": 2}, 1)
     complete_all(asker)
     assert one(db, "select released from tallybook.concurrency_release(at => %s)", T) == 1

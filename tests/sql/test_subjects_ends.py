@@ -11,7 +11,7 @@ import pytest
 
 from support.database import Connection
 from support.hands import Hands, Job, states
-from support.subjects import call, clock, end, promote, push, start_one, state, subject, upsert
+from support.subjects import call, clock, end, promote, push, seen, start_one, state, upsert
 
 ENDS: list[tuple[str, dict[str, Any]]] = [
     ("subject_reschedule", {"run_in": "1 h"}),
@@ -20,12 +20,6 @@ ENDS: list[tuple[str, dict[str, Any]]] = [
     ("subject_kill", {}),
     ("subject_reject", {"message": "no"}),
 ]
-
-
-def seen(db: Connection, name: str = "a") -> dict[str, Any]:
-    found = subject(db, name)
-    assert found is not None
-    return found
 
 
 # --- reschedule -----------------------------------------------------------------------------------------------------

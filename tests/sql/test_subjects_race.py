@@ -20,7 +20,7 @@ from support.database import Connection as Db
 from support.hands import Hands
 from support.interleave import Connection, Step, claimed, rows
 from support.sessions import behind, crossed, waits
-from support.subjects import call, clock, end, forget, many, push, start_one, state, subject, upsert
+from support.subjects import call, clock, end, forget, many, push, seen, start_one, state, upsert
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.direct("watches which session waits for which")
@@ -463,7 +463,7 @@ def _changed_as_it_is_given_back(db: Db, connect: Connect) -> Hands:
 def test_a_change_that_meets_a_worker_that_stops(db: Db, connect: Connect, last: int) -> None:
     """A change while the worker gives the subject back for later is not lost, and does not undo later changes."""
     hands = _changed_as_it_is_given_back(db, connect)
-    found = subject(db, "a") or {}
+    found = seen(db)
     assert (found["state"], found["args"]) == ("planned", {"n": 2})
     assert upsert(db, "a", args={"n": last})[1] == ("unchanged" if last == 2 else "updated")
     assert start_one(hands, "2 h").args == {"n": last}
@@ -495,4 +495,4 @@ def test_other_isolation_levels(db: Db, connect: Connect, level: str) -> None:
         forget(other, "pending")
     assert caught.value.sqlstate == "TB003"
     other.execute("rollback")
-    assert (state(db, "pending"), (subject(db, "pending") or {})["args"]) == ("pending", {})
+    assert (state(db, "pending"), seen(db, "pending")["args"]) == ("pending", {})

@@ -20,7 +20,7 @@ from psycopg import errors, sql
 from support.broken import without
 from support.database import Connection, one
 from support.hands import drain, states
-from support.sessions import LANE_LOCK, behind, buffers, enqueue, start_worker, waits
+from support.sessions import LANE_LOCK, behind, buffers, claimed_jobs, enqueue, start_worker, waits
 from support.waiting import wait_until
 
 WORKER_GATE, ASLEEP = 1413565442, 1413565444
@@ -34,10 +34,6 @@ def claim(db: Connection, worker: int, queues: str | list[str] = "q", n: int = 1
         if row[0]:
             return lease
     return None
-
-
-def claimed_jobs(db: Connection, lease: UUID | None) -> list[int]:
-    return [job for (job,) in db.execute("select job_id from tallybook.claimed_jobs(%s)", [lease]).fetchall()]
 
 
 def complete(db: Connection, lease: UUID | None, jobs: list[int]) -> list[int]:

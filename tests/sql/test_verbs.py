@@ -15,7 +15,7 @@ import pytest
 
 from support.database import Connection, one
 from support.hands import put_many
-from support.sessions import behind, waits
+from support.sessions import behind, claimed_jobs, waits
 from support.waiting import wait_until
 
 DAY = timedelta(days=1)
@@ -812,10 +812,6 @@ def claim(conn: Connection, worker: int, queue: str = "mail", *, limit: int = 10
     lease = uuid.uuid4()
     one(conn, "select jobs from tallybook.claim(%s, array[%s], array[%s], %s)", worker, queue, limit, lease)
     return lease
-
-
-def claimed_jobs(conn: Connection, lease: uuid.UUID) -> list[int]:
-    return [job for (job,) in conn.execute("select job_id from tallybook.claimed_jobs(%s)", [lease])]
 
 
 def fail_once(db: Connection, worker: int, job: int, attempt: int, limit: int | None = None) -> str:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from support.database import Connect, Connection, one
 from support.waiting import wait_until
@@ -26,6 +27,11 @@ def start_worker(db: Connection, *queues: str, session: bool = False) -> int:
     """Start a worker of these queues, or of q; with `session`, a lock of its session shows that it lives."""
     query = "select tallybook.worker_start('w', %s, session => %s)"
     return int(one(db, query, list(queues or ["q"]), session))
+
+
+def claimed_jobs(db: Connection, lease: UUID | None) -> list[int]:
+    """Return the jobs of a claim, by its lease."""
+    return [job for (job,) in db.execute("select job_id from tallybook.claimed_jobs(%s)", [lease]).fetchall()]
 
 
 def buffers(db: Connection, query: str, *params: object) -> int:

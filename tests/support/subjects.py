@@ -48,6 +48,13 @@ def subject(db: Connection, name: str, task: str = "t") -> dict[str, Any] | None
     return dict(zip([column.name for column in cursor.description], rows[0], strict=True)) if rows else None
 
 
+def seen(db: Connection, name: str = "a") -> dict[str, Any]:
+    """Return the subject's row of the view, which must exist."""
+    found = subject(db, name)
+    assert found is not None, f"there is no subject {name}"
+    return found
+
+
 def state(db: Connection, name: str, task: str = "t") -> str | None:
     found = subject(db, name, task)
     return None if found is None else str(found["state"])
