@@ -14,7 +14,7 @@ import pytest
 from support.database import Connection, Row, one
 from support.hands import Hands, put, states
 from support.sessions import LANE_LOCK, behind, enqueue, start_worker, waits
-from support.subjects import promote
+from support.subjects import clock, promote
 from support.waiting import wait_until
 
 
@@ -96,7 +96,7 @@ def test_a_cancel_that_meets_the_end_of_a_job_taken_by_id(db: Connection, connec
 def test_a_cancel_that_waited_for_a_claim_by_id_is_kept(db: Connection, connect: Any, later: bool) -> None:
     """Review 5b: a cancel that meets a claim by id, of an available job or a due one, is never lost."""
     worker, by_id, business = start_worker(db), connect(autocommit=False), connect()
-    (job,) = enqueue(db, **({"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}))
+    (job,) = enqueue(db, **({"run_at": clock(db, "1 hour")} if later else {}))
     lease, query = uuid4(), "select tallybook.claim_job(%s, %s, %s, clock_timestamp() + interval '2 hours')"
     assert one(by_id, query, worker, job, lease)
     with behind(business) as pool:
@@ -211,7 +211,7 @@ def test_the_key_of_a_cancelled_job_is_free_at_any_level(
     db: Connection, connect: Any, later: bool, level: LiteralString
 ) -> None:
     """Review 7b: once a cancel has committed, no enqueue returns the id of the cancelled job, at any level."""
-    options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
+    options = {"run_at": clock(db, "1 hour")} if later else {}
     (job,) = enqueue(db, unique_key="k", **options)
     assert cancel(db, job) == "cancelled"
     business = connect(autocommit=False)
@@ -306,7 +306,7 @@ def test_an_open_retry_does_not_fail_the_rescue_of_others(db: Connection, quick:
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_cancel_that_nobody_has_met_is_taken_back(db: Connection, later: bool, key: str | None) -> None:
     """Review 16, S4-14: retry makes a cancelled job live again, with its key, before any claim has met it."""
-    options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
+    options = {"run_at": clock(db, "1 hour")} if later else {}
     (job,) = enqueue(db, unique_key=key, **options)
     assert cancel(db, job) == "cancelled"
     assert states(db, job) == ["cancelled"]
@@ -321,7 +321,7 @@ def test_a_cancel_that_nobody_has_met_is_taken_back(db: Connection, later: bool,
 @pytest.mark.direct("watches which session waits for which")
 def test_a_cancel_of_a_job_that_promote_is_moving_is_taken_back(db: Connection, connect: Any) -> None:
     """A retry that waits for promote looks again: the cancelled job has come into line, and gets another attempt."""
-    (job,) = enqueue(db, run_at=one(db, "select clock_timestamp() + interval '1 s'"))
+    (job,) = enqueue(db, run_at=clock(db, "1 s"))
     cancel(db, job)
     promoter, person = connect(autocommit=False), connect()
     promoter.execute("select tallybook.promote(at => clock_timestamp() + interval '1 min')")
@@ -336,7 +336,7 @@ def test_a_cancel_of_a_job_that_promote_is_moving_is_taken_back(db: Connection, 
 @pytest.mark.parametrize("later", [False, True])
 def test_a_cancel_is_not_taken_back_where_another_job_has_the_key(db: Connection, later: bool) -> None:
     """Review 16: retry of a cancelled job whose key another live job has raises TB005 and changes nothing."""
-    options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
+    options = {"run_at": clock(db, "1 hour")} if later else {}
     (job,) = enqueue(db, unique_key="k", **options)
     cancel(db, job)
     (heir,) = enqueue(db, unique_key="k")
@@ -350,7 +350,7 @@ def test_a_cancel_is_not_taken_back_where_another_job_has_the_key(db: Connection
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_cancel_is_taken_back_in_its_own_transaction(db: Connection, later: bool, key: str | None) -> None:
     """Review 16b: cancel and retry of one job in one transaction leave it as it was, even if it has a key."""
-    options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
+    options = {"run_at": clock(db, "1 hour")} if later else {}
     (job,) = enqueue(db, unique_key=key, **options)
     with db.transaction():
         assert cancel(db, job) == "cancelled"

@@ -83,17 +83,17 @@ def reading(db: Connection, call: str, tables: str) -> Reading:
 
     Scans of whole tables are noted for those whose names match `tables`.
     """
-    pages, used = [], set()
+    found, used = [], set()
     for _ in range(8):
         with db.transaction(force_rollback=True):
             before = _scans(db, tables)
             plan = one(db, f"explain (analyze, buffers, timing off, format json) {call}")[0]["Plan"]
             used |= {name for name, n in _scans(db, tables).items() if n > before.get(name, 0)}
-        pages.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+        found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
     whole, indexes = (
         {name.removeprefix(kind) for name in used if name.startswith(kind)} for kind in ("table ", "index ")
     )
-    return Reading(min(pages), whole, indexes)
+    return Reading(min(found), whole, indexes)
 
 
 def waits(db: Connection, conn: Connection) -> bool:
