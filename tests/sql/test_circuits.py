@@ -9,7 +9,7 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from support.askers import HOUR, MIN, MS, Asker, S, T, put
+from support.askers import HOUR, MIN, MS, Asker, S, T, permits, put
 from support.broken import without
 from support.chance import seeds
 from support.database import Connection, one
@@ -19,9 +19,7 @@ KEY = "provider:acme"
 
 
 def rule(db: Connection, name: str = "provider", failures: int = 3, per: str = "1 min", open_for: str = "30 s") -> str:
-    return str(
-        one(db, "select tallybook.breaker_set(%s, %s, %s::interval, %s::interval)", name, failures, per, open_for)
-    )
+    return one(db, "select tallybook.breaker_set(%s, %s, %s::interval, %s::interval)", name, failures, per, open_for)
 
 
 def end(asker: Asker, job: int, at: datetime, how: str = "completed") -> None:
@@ -36,10 +34,6 @@ def end(asker: Asker, job: int, at: datetime, how: str = "completed") -> None:
         "expired": "expire(%s, %s, %s, at => %s)",
     }[how]
     asker.db.execute(cast("Any", f"select tallybook.{verb}"), (lease, job, attempt, at))
-
-
-def permits(db: Connection, at: datetime, *names: str) -> int:
-    return int(one(db, "select released from tallybook.concurrency_release(%s, at => %s)", list(names) or None, at))
 
 
 def state(db: Connection, name: str = KEY) -> tuple[Any, ...]:
@@ -59,7 +53,7 @@ def broken(db: Connection, asker: Asker, n: int = 3, at: datetime = T) -> dateti
         assert asker.look(at) == [job]
         end(asker, job, at, "dead")
         at += S
-    permits(db, at, KEY)
+    permits(db, KEY, at=at)
     return at
 
 
@@ -91,16 +85,16 @@ def test_one_probe_closes_it(db: Connection) -> None:
     at = broken(db, asker)
     jobs = put(db, KEY, n=4, at=at)
     asker.look(at)
-    assert (permits(db, at + 29 * S), asker.look(at + 29 * S)) == (0, [])
+    assert (permits(db, at=at + 29 * S), asker.look(at + 29 * S)) == (0, [])
     at += 30 * S
-    assert permits(db, at) == 1
+    assert permits(db, at=at) == 1
     assert asker.look(at) == jobs[:1]
     (new,) = put(db, KEY, at=at)
-    assert (permits(db, at), asker.look(at)) == (0, []), "one probe, whoever asks"
+    assert (permits(db, at=at), asker.look(at)) == (0, []), "one probe, whoever asks"
     assert state(db)[0] == "half-open"
     assert one(db, "select probe from tallybook.breaker where name = %s", KEY) == jobs[0]
     end(asker, jobs[0], at)
-    assert permits(db, at, KEY) == 4
+    assert permits(db, KEY, at=at) == 4
     assert asker.look(at) == [*jobs[1:], new]
     assert state(db) == ("closed", 0, None, 0)
 
@@ -113,12 +107,12 @@ def test_a_probe_that_fails_opens_it_once_more(db: Connection) -> None:
     jobs = put(db, KEY, n=3, at=at)
     assert asker.look(at) == jobs[:1], "without anybody in line the first that asks is the probe"
     end(asker, jobs[0], at, "failed")
-    assert permits(db, at, KEY) == 0
+    assert permits(db, KEY, at=at) == 0
     assert state(db) == ("open", 1, at + 30 * S, 2)
     at += 30 * S
-    assert (permits(db, at), asker.look(at)) == (1, jobs[1:2])
+    assert (permits(db, at=at), asker.look(at)) == (1, jobs[1:2])
     end(asker, jobs[1], at)
-    permits(db, at, KEY)
+    permits(db, KEY, at=at)
     assert asker.look(at) == jobs[2:]
 
 
@@ -136,7 +130,7 @@ def test_a_probe_that_says_nothing_is_followed_by_another(db: Connection, how: s
         asker = Asker(db)
     else:
         end(asker, jobs[0], at, how)
-    assert permits(db, at) == 1
+    assert permits(db, at=at) == 1
     assert len(asker.look(at)) == 1
     assert state(db)[0] == "half-open"
 
@@ -148,7 +142,7 @@ def test_jobs_that_expire_do_not_open_it(db: Connection) -> None:
     for job in put(db, KEY, n=3):
         asker.look(T)
         end(asker, job, T, "expired")
-    permits(db, T, KEY)
+    permits(db, KEY)
     assert state(db)[:2] == ("closed", 0)
 
 
@@ -160,14 +154,14 @@ def test_failures_that_are_far_apart_do_not_open_it(db: Connection) -> None:
     assert asker.look(T) == jobs
     for n, how in enumerate(["failed", "dead", "snoozed", "cancelled", "completed", "completed"]):
         end(asker, jobs[n], T + n * S, how)
-    permits(db, T + 10 * S, KEY)
+    permits(db, KEY, at=T + 10 * S)
     assert state(db)[:2] == ("closed", 2)
     end(asker, jobs[6], T + 61 * S, "failed")
-    permits(db, T + 61 * S, KEY)
+    permits(db, KEY, at=T + 61 * S)
     assert state(db)[:2] == ("closed", 1), "of the others' minute is over"
     for job in jobs[7:]:
         end(asker, job, T + 62 * S, "failed")
-    permits(db, T + 62 * S, KEY)
+    permits(db, KEY, at=T + 62 * S)
     assert state(db)[0] == "open"
 
 
@@ -179,14 +173,14 @@ def test_what_runs_when_it_opens_does_not_close_it(db: Connection) -> None:
     assert asker.look(T) == jobs
     for job in jobs[:3]:
         end(asker, job, T, "failed")
-    permits(db, T, KEY)
+    permits(db, KEY)
     end(asker, jobs[3], T + S)
-    permits(db, T + S, KEY)
+    permits(db, KEY, at=T + S)
     assert state(db)[0] == "open"
     (late,) = put(db, KEY, at=T + 31 * S)
     assert asker.look(T + 31 * S) == [late], "its probe"
     end(asker, jobs[4], T + 32 * S, "failed")
-    permits(db, T + 32 * S, KEY)
+    permits(db, KEY, at=T + 32 * S)
     assert state(db)[0] == "half-open", "and what fails that ran before says nothing of the probe"
 
 
@@ -198,10 +192,10 @@ def test_by_hand(db: Connection) -> None:
     assert until == T + 2 * HOUR
     jobs = put(db, KEY, n=3)
     assert (asker.look(T), states(db, *jobs)) == ([], ["waiting"] * 3)
-    assert permits(db, T + HOUR) == 0
+    assert permits(db, at=T + HOUR) == 0
     assert one(db, "select tallybook.breaker_close(%s, at => %s)", KEY, T + HOUR) is True
     assert one(db, "select tallybook.breaker_close(%s, at => %s)", KEY, T + HOUR) is False
-    assert permits(db, T + HOUR) == 3
+    assert permits(db, at=T + HOUR) == 3
     assert asker.look(T + HOUR) == jobs
     at = T + HOUR
     one(db, "select tallybook.breaker_open(%s, '1 s', at => %s)", KEY, at)
@@ -209,7 +203,7 @@ def test_by_hand(db: Connection) -> None:
     assert asker.look(at + S) == [probe]
     one(db, "select tallybook.breaker_open(%s, at => %s)", KEY, at + S)
     end(asker, probe, at + 2 * S)
-    permits(db, at + 2 * S, KEY)
+    permits(db, KEY, at=at + 2 * S)
     assert state(db)[0] == "open"
 
 
@@ -223,7 +217,7 @@ def test_a_rule_that_goes_lets_all_go_on(db: Connection) -> None:
     assert asker.look(at) == []
     assert one(db, "select tallybook.breaker_drop('provider')") is True
     assert one(db, "select tallybook.breaker_drop('provider')") is False
-    assert permits(db, at) == 3
+    assert permits(db, at=at) == 3
     assert len(asker.look(at)) == 3
     assert states(db, *jobs) == ["running"] * 3
     assert one(db, "select count(*) from tallybook.breaker_state") == 0
@@ -254,13 +248,13 @@ def test_with_a_concurrency_limit_of_the_same_name(db: Connection) -> None:
     assert asker.look(T) == jobs[:2]
     for job in jobs[:2]:
         end(asker, job, T, "dead")
-    assert (permits(db, T, KEY), asker.look(T)) == (2, jobs[2:4])
+    assert (permits(db, KEY), asker.look(T)) == (2, jobs[2:4])
     end(asker, jobs[2], T, "dead")
-    assert (permits(db, T, KEY), asker.look(T)) == (0, [])
+    assert (permits(db, KEY), asker.look(T)) == (0, [])
     end(asker, jobs[3], T)
-    assert (permits(db, T + 30 * S), asker.look(T + 30 * S)) == (1, jobs[4:5])
+    assert (permits(db, at=T + 30 * S), asker.look(T + 30 * S)) == (1, jobs[4:5])
     end(asker, jobs[4], T + 31 * S)
-    assert (permits(db, T + 31 * S, KEY), asker.look(T + 31 * S)) == (1, jobs[5:])
+    assert (permits(db, KEY, at=T + 31 * S), asker.look(T + 31 * S)) == (1, jobs[5:])
 
 
 def _probes(db: Connection, connect: Any) -> int:
@@ -311,9 +305,9 @@ def test_all_end_whatever_happens(db: Connection, seed: int) -> None:  # noqa: P
             ends = ["completed", "failed", "dead", "snoozed", "cancelled"] if wild else ["completed"]
             end(asker, job, at, chance.choice(ends))
             if chance.random() < 0.7:
-                permits(db, at, *keys_of[job])
+                permits(db, *keys_of[job], at=at)
         else:
-            permits(db, at)
+            permits(db, at=at)
             db.execute("select tallybook.promote(at => %s)", (at,))
             while jobs := asker.claim(at, chance.choice([1, 3, 100])):
                 before = dict(
@@ -336,7 +330,7 @@ def test_all_end_whatever_happens(db: Connection, seed: int) -> None:  # noqa: P
         for job in list(running):
             del running[job]
             end(asker, job, at)
-        permits(db, at)
+        permits(db, at=at)
         running.update({job: keys_of[job] for job in asker.look(at)})
         if not running and not one(db, left):
             break

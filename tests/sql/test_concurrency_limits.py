@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from support.askers import HOUR, MIN, MS, Asker, S, T, put, two_at_once
+from support.askers import HOUR, MIN, MS, Asker, S, T, permits, put, two_at_once
 from support.broken import without
 from support.chance import seeds
 from support.database import Connection, one
@@ -25,11 +25,6 @@ def complete(asker: Asker, *jobs: int) -> None:
     for job in jobs:
         lease, attempt = asker.held.pop(job)
         assert one(asker.db, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
-
-
-def permits(db: Connection, *names: str, at: datetime = T) -> int:
-    given = list(names) or None
-    return int(one(db, "select released from tallybook.concurrency_release(%s, at => %s)", given, at))
 
 
 def test_only_so_many_run_and_the_others_wait(db: Connection) -> None:

@@ -102,6 +102,11 @@ class Asker:
             order += self.look(at)
 
 
+def permits(db: Connection, *names: str, at: datetime = T) -> int:
+    """Give the free permits of these names, or of all, to waiting jobs; return the number of these jobs."""
+    return one(db, "select released from tallybook.concurrency_release(%s, at => %s)", list(names) or None, at)
+
+
 def two_at_once(db: Connection, connect: Any, key: str, *, known: bool = True) -> list[Asker]:
     """Let two sessions request a permit of one key, the second before the first has committed.
 
