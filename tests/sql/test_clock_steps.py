@@ -10,33 +10,23 @@ import pytest
 
 from support.askers import HOUR, MIN, MS, Asker, S, T, put
 from support.broken import without
-from support.database import Connection, one
+from support.database import Connection, call, one
 from support.ticking import clocks, fires
 from support.ticking import put as set_schedule
 
 YEARS = timedelta(days=3650)
 
-RUNS = {
-    "promote": "promoted from tallybook.promote(at => %s, as_service => true)",
-    "rescue": "lost from tallybook.rescue(at => %s, as_service => true)",
-    "rebase": "rebased::int from tallybook.rebase(at => %s, as_service => true)",
-    "parents_resolve": "released from tallybook.parents_resolve(at => %s, as_service => true)",
-    "concurrency_release": "released from tallybook.concurrency_release(at => %s, as_service => true)",
-    "fair_release": "released from tallybook.fair_release(at => %s, as_service => true)",
-    "fold": "tallybook.fold(at => %s, as_service => true)",
-    "prune": "effect from tallybook.prune(at => %s, as_service => true)",
-}
+SERVICES = ["concurrency_release", "fair_release", "fold", "parents_resolve", "promote", "prune", "rebase", "rescue"]
 
 
 def run(db: Connection, *services: str, at: datetime) -> None:
-    """Run these services as workers do."""
-    for service in services or RUNS:
-        db.execute(f"select {RUNS[service]}", (at,))  # type: ignore[arg-type]
+    """Run these services, or all, as workers do."""
+    for service in services or SERVICES:
+        call(db, service, at=at, as_service=True)
 
 
 def run_at(db: Connection, job: int) -> datetime:
-    found: datetime = one(db, "select run_at from tallybook.scheduled where job_id = %s", job)
-    return found
+    return one(db, "select run_at from tallybook.scheduled where job_id = %s", job)
 
 
 def end(db: Connection, verb: str, at: datetime, **more: Any) -> int:
@@ -44,9 +34,7 @@ def end(db: Connection, verb: str, at: datetime, **more: Any) -> int:
     (job,) = put(db, at=at)
     asker = Asker(db)
     ((lease, *_),) = asker.claim(at)
-    names = "".join(f", {name} => %({name})s" for name in more)
-    params = {"lease": lease, "job": job, "at": at, **more}
-    db.execute(f"select tallybook.{verb}(%(lease)s, %(job)s, 1{names}, at => %(at)s)", params)  # type: ignore[arg-type]
+    call(db, verb, lease=lease, job_id=job, attempt=1, at=at, **more)
     return job
 
 
@@ -56,21 +44,16 @@ def test_every_service_runs_at_the_next_look(db: Connection, back: timedelta) ->
 
     def look(db: Connection, at: datetime) -> list[str]:
         """Return the services that are due, from a services_due for promote alone."""
-        due: list[str] = one(db, "select due from tallybook.services_due('{promote}', at => %s)", at)
-        return due
+        return one(db, "select due from tallybook.services_due('{promote}', at => %s)", at)
 
-    services = [
-    "concurrency_release", "fair_release", "fold", "parents_resolve", "promote", "prune", "rebase", "rescue",
-    "schedules",
-]  # fmt: skip
     run(db, at=T)
     db.execute("update tallybook.service set last_run_at = %s where name = 'schedules'", (T,))
     assert look(db, T + S) == []
     after = T - back
-    assert look(db, after) == services
+    assert look(db, after) == [*SERVICES, "schedules"]
     run(db, at=after)
     ran = one(db, "select array_agg(name order by name) from tallybook.service where last_run_at = %s", after)
-    assert ran == sorted(RUNS)
+    assert ran == SERVICES
     assert one(db, "select last_run_at from tallybook.service where name = 'schedules'") is None
     assert look(db, after + S) == []
 
@@ -173,17 +156,16 @@ def test_an_open_breaker_closes_after_its_time(db: Connection) -> None:
     assert one(db, "select open_until from tallybook.breaker_state") == T - HOUR + MIN
 
 
-def dies(db: Connection, *, at: datetime) -> tuple[int, int]:
-    """Let a worker without a session claim a job and fall silent; return the worker and the job."""
-    (job,) = put(db, at=at)
+def dies(db: Connection, *, at: datetime) -> int:
+    """Let a worker without a session claim a job and fall silent; return the worker."""
+    put(db, at=at)
     worker = one(db, "select tallybook.worker_start('w', '{q}', at => %s)", at)
     db.execute("select from tallybook.claim(%s, '{q}', '{1}', gen_random_uuid(), at => %s)", (worker, at))
-    return worker, job
+    return worker
 
 
 def lost(db: Connection, at: datetime) -> int:
-    found: int = one(db, "select lost from tallybook.rescue(at => %s, as_service => true)", at)
-    return found
+    return one(db, "select lost from tallybook.rescue(at => %s, as_service => true)", at)
 
 
 @pytest.mark.parametrize("noted", [False, True], ids=["before it was noticed", "after it was noticed"])
@@ -208,7 +190,7 @@ def test_a_server_that_started_later_than_now_rescues(db: Connection) -> None:
 @pytest.mark.parametrize("step", [-HOUR, HOUR, YEARS], ids=str)
 def test_a_worker_that_beats_keeps_its_jobs(db: Connection, step: timedelta) -> None:
     """Whatever the step, a worker with the slowest heartbeat, every 15 s of a lease of 30, keeps its jobs."""
-    worker, _ = dies(db, at=T)
+    worker = dies(db, at=T)
     run(db, "rescue", at=T + 14 * S)
     after = T + 14 * S + step
     for second in range(60):
