@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import psycopg
 import pytest
 
 from support.broken import without
+from support.database import Connect, Connection, one
 from support.hands import Hands, put
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 MANY = 30
 """More than the 10 lanes that a claim looks at one by one before it reads the others in one statement."""
 
@@ -23,10 +21,9 @@ def _looks(db: Connection) -> Callable[[], int]:
     without(db, "_next", "begin\n  select h.lo", "begin\n  perform nextval('public.looks');\n  select h.lo")
 
     def counted() -> int:
-        row = db.execute("select last_value - (not is_called)::int from public.looks").fetchone()
+        found = one(db, "select last_value - (not is_called)::int from public.looks")
         db.execute("alter sequence public.looks restart")
-        assert row is not None
-        return int(row[0])
+        return found
 
     return counted
 
