@@ -20,8 +20,7 @@ def hands(db: Connection) -> Hands:
 @pytest.fixture
 def now(db: Connection) -> datetime:
     """The server's time."""
-    found: datetime = one(db, "select clock_timestamp()")
-    return found
+    return one(db, "select clock_timestamp()")
 
 
 @pytest.fixture

@@ -5,16 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-import pytest
-
 from support.database import Connection, one
 from support.hands import Hands, Job, put
 from support.subjects import clock, promote
-
-
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db)
 
 
 def times(db: Connection, job: int) -> tuple[Any, ...]:
