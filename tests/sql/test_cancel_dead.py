@@ -44,7 +44,6 @@ def exact(db: Connection) -> None:
     assert db.execute("select * from tallybook.verify()").fetchall() == []
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize("death", ("failed", "crashed", "expired", "killed"))
 def test_a_dead_letter_ends_as_cancelled(db: Connection, hands: Hands, death: str) -> None:
     """S4-14: the cancel of a dead job is recorded with its reason; the job keeps its errors and is no dead letter."""
@@ -74,7 +73,6 @@ def test_a_dead_letter_ends_as_cancelled(db: Connection, hands: Hands, death: st
     exact(db)
 
 
-@pytest.mark.servers
 def test_a_person_retries_it(db: Connection, hands: Hands) -> None:
     """A cancelled dead letter is retried like any cancelled job: it runs, and attempts count each start."""
     job = died(db, hands, unique_key="k", order_key="o").id

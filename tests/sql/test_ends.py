@@ -27,7 +27,6 @@ def claimed(db: Connection, jobs: int = 1) -> list[int]:
     return ids
 
 
-@pytest.mark.servers
 def test_ended_says_how_an_attempt_ended(db: Connection) -> None:
     """P5 F7: ended is running until the attempt has ended, then how; null for what the lease does not hold."""
     jobs = claimed(db, 5)
@@ -42,7 +41,6 @@ def test_ended_says_how_an_attempt_ended(db: Connection) -> None:
     assert one(db, ENDED, "00000000-0000-0000-0000-000000000001", jobs[0], 1) is None
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
 def test_complete_in_a_transaction_of_the_users(db: Connection, connect: Callable[..., Connection], level: str) -> None:
     """S5-03 P4: at every isolation level the end is part of the transaction: unseen before, gone with a rollback."""
@@ -57,7 +55,6 @@ def test_complete_in_a_transaction_of_the_users(db: Connection, connect: Callabl
         assert one(db, ENDED, LEASE, job, 1) == expected
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_two_ends_of_one_attempt_meet(db: Connection, connect: Callable[..., Connection], level: str, end: str) -> None:
@@ -88,7 +85,6 @@ def test_two_ends_of_one_attempt_meet(db: Connection, connect: Callable[..., Con
     assert one(db, ENDED, LEASE, job, 1) == ("failed" if end == "commit" else "completed")
 
 
-@pytest.mark.servers
 def test_the_mark_of_an_atomic_tasks_transaction(db: Connection) -> None:
     """P4: the mark ends with its transaction, does not count as a query, and limits the idle time to 10 s."""
     assert one(db, "select tallybook._atomic()") is False

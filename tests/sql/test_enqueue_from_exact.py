@@ -21,11 +21,7 @@ from support.waiting import wait_until
 KEYS = ["a", "b", "c", "d", "e"]
 TIMES = [None, None, None, "2000-01-01", "2999-01-01"]
 
-
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.direct("holds transactions open beside one another and watches which waits"),
-]
+pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
 
 
 # --- in any state --------------------------------------------------------------------------------------------------

@@ -344,7 +344,6 @@ def play(dsn: str, scenario: Scenario, schedules: Iterable[Schedule]) -> tuple[l
     return interleave.play(dsn, scenario.sessions, begin, judge, schedules)
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize("name", TWO)
 def test_two_sessions_in_every_order(dsn: str, name: str) -> None:
     """S1-10, S3-08, S5-10: in every order of the steps of two sessions each job ends exactly once."""

@@ -268,7 +268,6 @@ def test_crowds_do_not_deadlock(db: Connection, connect: Connect) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.servers
 def test_everybody_can_connect_beside_a_crowd() -> None:
     """With the default max_locks_per_transaction and 20 connections, 6,000 changes leave room for others."""
     with cluster(max_connections="20") as server:

@@ -29,7 +29,6 @@ def oldest(db: Connection, *queues: str) -> dict[str, int]:
     return found
 
 
-@pytest.mark.servers
 @pytest.mark.direct("holds transactions open beside others")
 @pytest.mark.parametrize("open_ones", [0, 2])
 def test_the_oldest_of_a_queue_is_the_next_of_its_lines(db: Connection, connect: Connect, open_ones: int) -> None:

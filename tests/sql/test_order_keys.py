@@ -19,7 +19,6 @@ pytestmark = pytest.mark.direct("holds transactions open beside one another and 
 LOOK = "select tallybook.rescue()"
 
 
-@pytest.mark.servers
 def test_one_at_a_time_in_their_order(db: Connection, hands: Hands) -> None:
     """Jobs with one key start one after the other, in the order of their enqueue."""
     jobs = [put(db, order_key="k") for _ in range(4)]

@@ -29,7 +29,6 @@ def result(db: Connection, job: int) -> tuple[Any, ...] | None:
 # --- results -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.servers
 def test_a_result_is_kept_with_the_outcome(db: Connection, hands: Hands) -> None:
     """S4-17: a handler's result is stored with the outcome; if it returned nothing, nothing is stored."""
     one, two = put(db), put(db)
