@@ -13,6 +13,7 @@ from support.broken import without
 from support.clusters import cluster
 from support.database import Connect, Connection
 from support.hands import Hands
+from support.sessions import behind, is_blocked
 from support.subjects import many
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.direct("counts the locks of a session, and holds transa
 
 MOST = 256
 """The limit of advisory locks of one class, as in sql/README.md."""
+RETRY = "select tallybook.retry(o.job_id) from tallybook.outcome o where o.state = 'cancelled'"
 
 
 def held(db: Connection) -> dict[int, int]:
@@ -50,67 +52,44 @@ def names(n: int) -> list[str]:
     return [f"k{i}" for i in range(n)]
 
 
-def upserts(db: Connection, n: int) -> None:
-    assert {row[2] for row in many(db, "subject_upsert_many", names(n), args=['{"n": 2}'] * n)} == {"updated"}
-
-
-def replacements(db: Connection, n: int) -> None:
-    keyed(db, names(n), "replace_args", 2)
-
-
-def conflicts(db: Connection, n: int) -> None:
-    keyed(db, names(n), "skip", 2)
-
-
-def forgets(db: Connection, n: int) -> None:
-    query = "select distinct tallybook.subject_forget('t', 'k' || i) from generate_series(0, %s) i"
-    assert db.execute(query, (n - 1,)).fetchall() == [("forgotten",)]
-
-
-def queues(db: Connection, n: int) -> None:
-    db.execute("select tallybook.enqueue('q' || i, 't') from generate_series(1, %s) i", (n,))
-
-
-def retries(db: Connection, n: int) -> None:
-    query = "select tallybook.retry(o.job_id) from tallybook.outcome o where o.state = 'cancelled'"
-    assert db.execute(query).fetchall() == [(2,)] * n
-
-
-def with_subjects(db: Connection, n: int) -> None:
-    many(db, "subject_push_many", names(n))
-
-
-def with_keys(db: Connection, n: int) -> None:
+def cancelled(db: Connection, n: int) -> None:
+    """Make n cancelled jobs that no claim meets anymore."""
     keyed(db, names(n), "skip")
-
-
-def with_cancelled(db: Connection, n: int) -> None:
-    with_keys(db, n)
     db.execute("select tallybook.cancel_many(queue => 'q', max_jobs => %s)", (n,))
     assert Hands(db).claim(n) == []
 
 
-def nothing(db: Connection, n: int) -> None:
-    """Nothing to prepare."""
+def change(db: Connection, verb: str, n: int) -> None:
+    """Prepare n jobs, then change them all, or enqueue to n queues, in a transaction that stays open."""
+    if verb == "retry":
+        cancelled(db, n)
+    elif verb.startswith("subject"):
+        many(db, "subject_push_many", names(n))
+    elif verb != "queues":
+        keyed(db, names(n), "skip")
+    db.execute("begin")
+    match verb:
+        case "subject_upsert_many":
+            assert {row[2] for row in many(db, verb, names(n), args=['{"n": 2}'] * n)} == {"updated"}
+        case "subject_forget":
+            query = "select distinct tallybook.subject_forget('t', 'k' || i) from generate_series(0, %s) i"
+            assert db.execute(query, (n - 1,)).fetchall() == [("forgotten",)]
+        case "replace_args":
+            keyed(db, names(n), "replace_args", 2)
+        case "unique_while queued":
+            keyed(db, names(n), "skip", 2)
+        case "queues":
+            db.execute("select tallybook.enqueue('q' || i, 't') from generate_series(1, %s) i", (n,))
+        case "retry":
+            assert db.execute(RETRY).fetchall() == [(2,)] * n
 
 
-VERBS: dict[str, tuple[Callable[[Connection, int], None], Callable[[Connection, int], None]]] = {
-    "subject_upsert_many": (with_subjects, upserts),
-    "subject_forget": (with_subjects, forgets),
-    "replace_args": (with_keys, replacements),
-    "unique_while queued": (with_keys, conflicts),
-    "queues": (nothing, queues),
-    "retry": (with_cancelled, retries),
-}
-
-
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "verb", ["subject_upsert_many", "subject_forget", "replace_args", "unique_while queued", "queues", "retry"]
+)
 def test_the_locks_of_one_transaction_are_bounded(db: Connection, verb: str) -> None:
     """However many jobs or queues one transaction changes, it takes at most 256 advisory locks of a class."""
-    prepare, change = VERBS[verb]
-    prepare(db, 400)
-    db.execute("begin")
-    change(db, 400)
+    change(db, verb, 400)
     assert max(held(db).values(), default=0) <= MOST, held(db)
     db.execute("rollback")
 
@@ -143,26 +122,17 @@ def test_the_locks_of_order_keys_are_bounded(db: Connection) -> None:
 
 def _retried_twice(db: Connection, connect: Connect) -> list[Any]:
     """Return the answers to two people who retry one cancelled job at the same moment."""
-    with_cancelled(db, 1)
-    one, two = connect(), connect()
-    query = "select tallybook.retry(o.job_id) from tallybook.outcome o where o.state = 'cancelled'"
-    one.execute("begin")
-    answers = one.execute(query).fetchall()
-
-    def second() -> None:
+    cancelled(db, 1)
+    first, second = connect(autocommit=False), connect()
+    answers = first.execute(RETRY).fetchall()
+    with behind(second) as pool:
+        waiting = pool.submit(second.execute, RETRY)
+        wait_until(lambda: waiting.done() or is_blocked(db, second), "it waits")
+        first.commit()
         try:
-            answers.extend(two.execute(query).fetchall())
+            return answers + waiting.result(60).fetchall()
         except psycopg.Error as error:
-            answers.append(error.sqlstate)
-        waits.set()
-
-    waits, thread = threading.Event(), threading.Thread(target=second)
-    thread.start()
-    blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
-    wait_until(lambda: waits.is_set() or db.execute(blocked, (two.info.backend_pid,)).fetchone() == (True,), "it waits")
-    one.execute("commit")
-    thread.join()
-    return answers
+            return [*answers, error.sqlstate]
 
 
 def test_two_people_retry_one_cancelled_job(db: Connection, connect: Connect) -> None:
@@ -272,13 +242,10 @@ def test_everybody_can_connect_beside_a_crowd() -> None:
     """With the default max_locks_per_transaction and 20 connections, 6,000 changes leave room for others."""
     with cluster(max_connections="20") as server:
         for verb in ("subject_upsert_many", "unique_while queued", "queues"):  # one for each class of locks
-            prepare, change = VERBS[verb]
             dsn = server.create_database(verb)
             with psycopg.connect(dsn, autocommit=True) as db:
                 migrate(db)
-                prepare(db, 6000)
-                db.execute("begin")
-                change(db, 6000)
+                change(db, verb, 6000)
                 for _ in range(5):
                     with psycopg.connect(dsn) as other:
                         other.execute("select tallybook.enqueue('another', 't')")

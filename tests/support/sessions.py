@@ -101,6 +101,11 @@ def waits(db: Connection, conn: Connection) -> bool:
     return bool(one(db, "select pg_blocking_pids(%s) <> '{}'", conn.info.backend_pid))
 
 
+def is_blocked(db: Connection, session: Connection) -> bool:
+    """Whether this session waits for another."""
+    return one(db, "select cardinality(pg_blocking_pids(%s)) > 0", session.info.backend_pid)
+
+
 @contextmanager
 def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
     """Yield threads for calls that must wait; cancel calls that still wait at the end."""
@@ -127,8 +132,6 @@ def crossed(
     hold(third)
     with behind(third, *sessions) as pool:
         calls = [pool.submit(call, conn) for call, conn in zip((first, second), sessions, strict=True)]
-        waits = "select bool_and(cardinality(pg_blocking_pids(pid)) > 0) from unnest(%s::int[]) pid"
-        pids = [conn.info.backend_pid for conn in sessions]
-        wait_until(lambda: db.execute(waits, (pids,)).fetchone() == (True,), "both calls to wait")
+        wait_until(lambda: all(is_blocked(db, conn) for conn in sessions), "both calls to wait")
         third.rollback()
         return [made.result(timeout=20) for made in calls]
