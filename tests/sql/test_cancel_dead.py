@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 
-from support.database import Connect, Connection
+from support.database import Connect, Connection, one
 from support.hands import Hands, Job, put, states
+from support.sessions import behind, is_blocked
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
@@ -35,8 +35,7 @@ def died(db: Connection, hands: Hands, death: str = "failed", **more: Any) -> Jo
 
 
 def cancel(db: Connection, job: int, reason: str | None = "not wanted") -> Any:
-    row = db.execute("select tallybook.cancel(%s, %s)", [job, reason]).fetchone()
-    return row and row[0]
+    return one(db, "select tallybook.cancel(%s, %s)", job, reason)
 
 
 def exact(db: Connection) -> None:
@@ -117,7 +116,7 @@ def test_a_rollback_leaves_it_dead_and_an_open_cancel_holds_up_no_claim(
         assert cancel(person, job) == "cancelled"
         other = put(db)
         db.execute("set lock_timeout = '1 s'")
-        assert [one.id for one in hands.start()] == [other]
+        assert [started.id for started in hands.start()] == [other]
         person.rollback()
     assert states(db, job) == ["dead"]
     exact(db)
@@ -129,14 +128,11 @@ def test_it_waits_for_who_retries_it(db: Connection, hands: Hands, connect: Conn
     job = died(db, hands).id
     person, other = connect(autocommit=False), connect()
     person.execute("select tallybook.retry(%s)", [job])
-    pid = other.info.backend_pid
-    thread = threading.Thread(target=cancel, args=(other, job))
-    thread.start()
-    wait_until(
-        lambda: db.execute("select cardinality(pg_blocking_pids(%s)) > 0", [pid]).fetchone() == (True,), "it waits"
-    )
-    getattr(person, end)()
-    thread.join(30)
+    with behind(person, other) as pool:
+        waiting = pool.submit(cancel, other, job)
+        wait_until(lambda: is_blocked(db, other), "it waits")
+        getattr(person, end)()
+        assert waiting.result(30) == "cancelled"
     assert states(db, job) == ["cancelled"]
     assert hands.claim() == []
     exact(db)
