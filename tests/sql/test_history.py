@@ -7,15 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, LiteralString, cast
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
-from support.broken import source, without
+from support.broken import without
 from support.database import Connection, one
 from support.hands import Hands
-from support.sessions import behind
+from support.sessions import behind, enqueue, is_blocked
 from support.waiting import wait_until
 
 S, DAY = timedelta(seconds=1), timedelta(days=1)
@@ -35,12 +35,8 @@ def prune(db: Connection, at: datetime) -> int:
     raise AssertionError("it does not come to an end")
 
 
-def put(db: Connection, jobs: int, queue: str = "q") -> None:
-    db.execute("select tallybook.enqueue(%s, 'work') from generate_series(1, %s)", [queue, jobs])
-
-
 def done(db: Connection, hands: Hands, jobs: int, queue: str = "q") -> None:
-    put(db, jobs, queue)
+    enqueue(db, queue, n=jobs)
     while claimed := hands.claim():
         for job in claimed:
             hands.say("complete", job)
@@ -109,29 +105,27 @@ def test_ended_jobs_go_when_their_time_is_over(db: Connection, now: datetime) ->
     assert rows == [("d", 30, {"completed": 30})]
 
 
-ERRORS: LiteralString = "select queue, message from tallybook.error order by queue"
-
-
 def test_errors_outlive_their_jobs_where_the_queue_keeps_them(db: Connection, now: datetime) -> None:
     """S3-30: a queue's errors leave the log before its jobs, with them, or later, according to error_retention."""
     queues = ("a", "b", "c", "d")  # longer, as the jobs, shorter, dropped
     hands, old = Hands(db, *queues), now - 8 * DAY
     for queue in queues:
-        put(db, 1, queue)
+        enqueue(db, queue)
     while claimed := hands.claim():
         hands.fail(claimed[0], final=True)
     db.execute('update tallybook.outcome set ended_at = %s, error = error || \'{"message": "lost"}\'', [old])
     db.execute("update tallybook.claim set claimed_at = %s", [old])
-    assert db.execute(ERRORS).fetchall() == [(queue, "lost") for queue in queues]
+    errors = "select queue, message from tallybook.error order by queue"
+    assert db.execute(errors).fetchall() == [(queue, "lost") for queue in queues]
     db.execute("select tallybook.queue_set(q, error_retention => '9 days') from unnest('{a,d}'::text[]) q")
     db.execute("select tallybook.queue_set('c', error_retention => '1 h')")
-    assert db.execute(ERRORS).fetchall() == [(queue, "lost") for queue in "abd"]  # c's is still with its job
+    assert db.execute(errors).fetchall() == [(queue, "lost") for queue in "abd"]  # c's is still with its job
     assert one(db, "select count(*) from tallybook.attempt where state = 'dead'") == 4
     cut(db)
     assert prune(db, now) == 4
-    assert db.execute(ERRORS).fetchall() == [("a", "lost"), ("d", "lost")]
+    assert db.execute(errors).fetchall() == [("a", "lost"), ("d", "lost")]
     db.execute("delete from tallybook.queue where name = 'd'")
-    assert db.execute(ERRORS).fetchall() == [("a", "lost")]
+    assert db.execute(errors).fetchall() == [("a", "lost")]
     assert prune(db, now) == 1  # d's copy
     assert prune(db, now + 2 * DAY) == 1  # a's
     assert one(db, "select count(*) from tallybook.error_kept") == 0
@@ -142,7 +136,7 @@ def test_an_error_is_copied_only_when_its_range_goes(
 ) -> None:
     """S3-30: an error is in the log exactly once, both while a reader holds its range and after that has gone."""
     hands = Hands(db)
-    put(db, 1)
+    enqueue(db)
     hands.fail(hands.claim()[0], final=True)
     db.execute("select tallybook.queue_set('q', error_retention => '1 year')")
     cut(db)
@@ -174,7 +168,7 @@ def test_the_lane_goes_on_where_it_was(db: Connection, now: datetime) -> None:
     """S3-21: a lane whose newest claim has gone continues behind it: no job is taken twice, none is left."""
     hands = Hands(db)
     done(db, hands, 5)
-    put(db, 3)
+    enqueue(db, n=3)
     assert len(hands.claim(1)) == 1
     cut(db)
     before = one(db, "select max(claimed) from tallybook.claim")
@@ -192,7 +186,7 @@ def test_the_lane_goes_on_where_it_was(db: Connection, now: datetime) -> None:
     assert one(db, "select count(*) from tallybook.claim where jobs > 0") == 0
     assert one(db, "select max(claimed) from tallybook.claim") > before
     assert hands.claim() == []
-    put(db, 4)
+    enqueue(db, n=4)
     assert len(hands.claim()) == 4
 
 
@@ -201,7 +195,7 @@ def test_an_open_job_holds_its_range(db: Connection, now: datetime, kind: str) -
     """S3-21: an open job of any age holds its whole range, with a reason; once it has ended, all of it goes."""
     hands = Hands(db)
     done(db, hands, 20)
-    put(db, 1)
+    enqueue(db)
     jobs = hands.claim() if kind == "runs" else []
     cut(db)
     assert prune(db, now + 400 * DAY) == 0
@@ -215,7 +209,7 @@ def test_an_open_job_holds_its_range(db: Connection, now: datetime, kind: str) -
 def test_the_claim_of_a_running_job_stays(db: Connection, now: datetime) -> None:
     """S3-21: a job of an old range that was claimed in a newer one holds both, so that its end finds its claim."""
     hands = Hands(db)
-    put(db, 1)
+    enqueue(db)
     cut(db)
     (job,) = hands.claim()
     done(db, hands, 10)
@@ -230,7 +224,7 @@ def test_control_without_the_look_at_claims_a_running_job_loses_its_claim(db: Co
     """Control: without the check of workers' claims, a running job's claim is pruned, and the job cannot end."""
     without(db, "_range_claims", "exists (select from tallybook._open_attempts(c.worker_id, c.id, c.id))", "false")
     hands = Hands(db)
-    put(db, 1)
+    enqueue(db)
     cut(db)
     (job,) = hands.claim()
     done(db, hands, 10)
@@ -241,13 +235,10 @@ def test_control_without_the_look_at_claims_a_running_job_loses_its_claim(db: Co
 
 def test_control_without_the_count_an_open_job_is_lost(db: Connection, now: datetime) -> None:
     """Control: if a range counts as complete without its outcomes, an open job is pruned with it."""
-    text = source("_prune_range")
-    guard = "if h.entries = h.outcomes then"
-    assert guard in text
-    db.execute(cast("LiteralString", text.replace(guard, "if true then")))
+    without(db, "_range_count", "if h.entries = h.outcomes then", "if true then")
     hands = Hands(db)
     done(db, hands, 5)
-    put(db, 1)
+    enqueue(db)
     cut(db)
     assert prune(db, now + 30 * DAY) > 0
     assert hands.claim() == []
@@ -256,7 +247,7 @@ def test_control_without_the_count_an_open_job_is_lost(db: Connection, now: date
 def test_a_job_that_others_wait_for_is_told_first(db: Connection, now: datetime) -> None:
     """A range with an ended job stays until parents_resolve has released the job's children."""
     hands = Hands(db)
-    put(db, 1)
+    enqueue(db)
     (job,) = hands.claim()
     db.execute("select tallybook.enqueue_after('brief', 'work', %s)", [[job.id]])
     hands.say("complete", job)
@@ -283,10 +274,9 @@ def test_a_job_that_comes_to_wait_while_prune_waits_for_it_is_told(
     reader.rollback()
     without(db, "_range_lock", "for try in 1..25 loop", "for try in 21..21 loop")  # instead of a few short attempts:
     without(db, "_range_lock", "'1ms'", "'0'")  # it waits until it gets the lock
-    waits = "select cardinality(pg_blocking_pids(%s)) > 0"
     with behind(pruner) as pool:
         pruned = pool.submit(prune, pruner, now + 30 * DAY)
-        wait_until(lambda: one(db, waits, pruner.info.backend_pid), "prune waits for the producer")
+        wait_until(lambda: is_blocked(db, pruner), "prune waits for the producer")
         producer.commit()
         assert pruned.result(timeout=20) == 0
     assert one(db, "select released from tallybook.parents_resolve()") == 1
@@ -297,7 +287,7 @@ def test_a_place_of_an_ended_job_does_not_outlive_its_outcome(db: Connection, no
     """A permit is free once the history of its holder has gone, even without a release in between."""
     db.execute("select tallybook.concurrency_limit_set('one', 1)")
     hands = Hands(db)
-    put(db, 1)
+    enqueue(db)
     (job,) = hands.claim()
     db.execute(
         "insert into tallybook.concurrency_holder (xid, seq, job_id, retention, name)"
@@ -314,7 +304,7 @@ def test_two_prunes_at_once_lose_no_open_job(db: Connection, connect: Callable[.
     """S3-21: a prune beside an open one does nothing and does not wait: no page counts twice, no open job goes."""
     at = now + 30 * DAY
     done(db, Hands(db), 2)
-    put(db, 2)
+    enqueue(db, n=2)
     cut(db)
     db.execute("select tallybook.fold()")
     db.execute("select tallybook.prune(%s)", [at])  # the entries are counted, the outcomes are next
@@ -363,7 +353,7 @@ def test_a_rewritten_table_is_counted_anew(db: Connection, now: datetime) -> Non
     """Counts of a range are valid for its files only: a table that was rewritten or restored is counted again."""
     hands = Hands(db)
     done(db, hands, 5)
-    put(db, 1)
+    enqueue(db)
     cut(db)
     prune(db, now + 30 * DAY)
     db.execute("update tallybook.history_range set complete = true, entries = 6, outcomes = 6, newest_end = %s", [now])
@@ -374,7 +364,7 @@ def test_a_rewritten_table_is_counted_anew(db: Connection, now: datetime) -> Non
 
 def test_a_range_that_is_written_again_is_counted_anew(db: Connection, now: datetime) -> None:
     """Counts of a range from another cluster are no longer valid once this cluster writes to it."""
-    put(db, 1)
+    enqueue(db)
     prune(db, now)
     db.execute("update tallybook.history_range set complete = true, quiet_since = %s, newest_end = %s", [now, now])
     prune(db, now)
@@ -395,7 +385,7 @@ def test_a_long_reader_makes_nobody_wait(
     hands = Hands(db)
     done(db, hands, 5)
     cut(db)
-    put(db, 2)
+    enqueue(db, n=2)
     reader, dropper = connect(autocommit=False), connect()
     pid = one(reader, "select pg_backend_pid() from (select from tallybook.entry_default_1 limit 1) x")
     if insists:
@@ -428,7 +418,7 @@ def test_a_range_is_cut_only_where_nobody_is(db: Connection, connect: Callable[.
     """S3-21: a range is cut only after an open producer has ended; that one does not wait, and is named."""
     producer = connect(autocommit=False)
     pid = one(producer, "select pg_backend_pid() from (select tallybook.enqueue('q', 'work')) x")
-    put(db, 1)
+    enqueue(db)
     prune(db, now)
     prune(db, now + DAY)
     producer.execute("set lock_timeout = '1ms'")
@@ -444,11 +434,9 @@ def test_a_range_is_cut_only_where_nobody_is(db: Connection, connect: Callable[.
 # Ranges
 
 
-RANGES = "select r.lower, r.upper from tallybook._ranges(%s) r order by 1"
-
-
 def ranges(db: Connection, table: str) -> list[tuple[Any, ...]]:
-    return db.execute(RANGES, [f"tallybook.{table}"]).fetchall()
+    query = "select r.lower, r.upper from tallybook._ranges(%s) r order by 1"
+    return db.execute(query, [f"tallybook.{table}"]).fetchall()
 
 
 def test_the_range_in_use_is_cut_by_time(db: Connection, now: datetime) -> None:
@@ -457,7 +445,7 @@ def test_the_range_in_use_is_cut_by_time(db: Connection, now: datetime) -> None:
     Entries, claims and outcomes have the same ranges, without a gap.
     """
     prune(db, now - DAY)
-    put(db, 1)
+    enqueue(db)
     prune(db, now)
     prune(db, now + 0.87 * DAY)
     assert len(ranges(db, "entry_default")) == 1
@@ -473,7 +461,7 @@ def test_the_range_in_use_is_cut_by_time(db: Connection, now: datetime) -> None:
 
 def test_a_clock_that_was_set_back_does_not_stop_the_cuts(db: Connection, now: datetime) -> None:
     """A range that was begun in the future counts as begun now."""
-    put(db, 1)
+    enqueue(db)
     prune(db, now + 100 * DAY)
     prune(db, now)
     prune(db, now + DAY)
@@ -495,18 +483,11 @@ def test_never_more_than_sixteen_ranges(db: Connection, now: datetime) -> None:
     assert one(db, "select sum(entries) from tallybook.pruned") >= 25
 
 
-def replaced(db: Connection, function: str, old: str, new: str) -> None:
-    """Replace text in a function: for a smaller limit, or without a guard."""
-    text = source(function)
-    assert old in text
-    db.execute(cast("LiteralString", text.replace(old, new)))
-
-
 def test_at_the_limit_of_ranges_the_reason_is_named(db: Connection, now: datetime) -> None:
     """If open jobs hold so many ranges that no more can be created, that is named as the reason until they end."""
-    replaced(db, "_ranges", "c_most constant int := 16", "c_most constant int := 5")
+    without(db, "_ranges_kept", "c_most constant int := 16", "c_most constant int := 5")
     for n in range(10):
-        put(db, 1)
+        enqueue(db)
         prune(db, now + n * DAY)
     assert len(ranges(db, "entry_default")) == 5
     found = held(db, now + 60 * DAY)
@@ -564,7 +545,7 @@ def test_a_burst_leaves_in_time(db: Connection, now: datetime, before: int) -> N
     hands, at = Hands(db), now + DAY
     for n in range(before + 12):
         at += step
-        put(db, 2)
+        enqueue(db, n=2)
         if n == before:
             burn(db, 8000)
             large(db, 2200)
@@ -588,8 +569,7 @@ def test_exactly_once_whatever_is_pruned_in_between(db: Connection, now: datetim
         at += DAY
         what = draw.random()
         if what < 0.35:
-            put(db, n := draw.randint(1, 6))
-            total += n
+            total += len(enqueue(db, n=draw.randint(1, 6)))
         elif what < 0.6:
             hand = draw.choice(hands)
             left += [(hand, job) for job in hand.claim(draw.randint(1, 5))]
@@ -637,7 +617,7 @@ def test_the_reads_of_a_claim_do_not_grow_with_history(db: Connection, now: date
     hands = Hands(db)
 
     def pages() -> int:
-        put(db, 10)
+        enqueue(db, n=10)
         db.execute("begin")
         found = 0
         for _ in range(4):  # the first ones read the catalogue
@@ -670,7 +650,7 @@ select tallybook._range_split(f.parents, (select max(r.lower) from tallybook._ra
 
 def in_steps(db: Connection) -> None:
     """Let every range count as large, whatever it holds."""
-    replaced(db, "_ranges", "c_small constant bigint := 1048576", "c_small constant bigint := 0")
+    without(db, "_range_split", "c_small constant bigint := 1048576", "c_small constant bigint := 0")
 
 
 def cut_again(db: Connection) -> None:
@@ -719,15 +699,13 @@ def test_a_large_range_is_cut_without_a_look_at_its_rows(db: Connection) -> None
 
 def test_control_a_bound_that_is_known_too_early_fails_producers(db: Connection) -> None:
     """Control: with the bound of the cut in the constraint, a producer before the cut gets an error."""
-    text = source("_ranges").replace("bigint := 1048576", "bigint := 0")
-    bound = "format('%I < tallybook._range_cut()', k.key)"
-    assert bound in text
+    in_steps(db)
     early = "format('%I < %L::xid8', k.key, pg_snapshot_xmax(pg_current_snapshot()))"
-    db.execute(cast("LiteralString", text.replace(bound, early)))
-    put(db, 1)
+    without(db, "_range_split", "format('%I < tallybook._range_cut()', k.key)", early)
+    enqueue(db)
     db.execute(STEP)
     with pytest.raises(psycopg.errors.CheckViolation):
-        put(db, 1)
+        enqueue(db)
 
 
 def test_control_a_cut_behind_what_was_written_is_seen(db: Connection) -> None:
@@ -736,12 +714,11 @@ def test_control_a_cut_behind_what_was_written_is_seen(db: Connection) -> None:
         "v_next := greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric,"
         " pg_current_xact_id()::text::numeric + 1);"
     )
-    text = source("_ranges").replace("bigint := 1048576", "bigint := 0")
-    assert guard in text
+    in_steps(db)
     first = "(select e.xid::text::numeric from tallybook.entry e order by e.xid limit 1)"
-    db.execute(cast("LiteralString", text.replace(guard, f"v_next := {first} + 1;")))
+    without(db, "_range_split", guard, f"v_next := {first} + 1;")
     for _ in range(3):
-        put(db, 1)
+        enqueue(db)
     cut_again(db)
     assert misplaced(db) == 2
 
@@ -754,7 +731,7 @@ def test_no_producer_and_no_claim_fails_beside_cuts(db: Connection, connect: Cal
     def produce() -> int:
         conn, jobs = connect(), 0
         while more:
-            put(conn, 1)
+            enqueue(conn)
             jobs += 1
         return jobs
 
@@ -766,7 +743,7 @@ def test_no_producer_and_no_claim_fails_beside_cuts(db: Connection, connect: Cal
                 ended.append(job.id)
         return ended
 
-    put(db, 1)
+    enqueue(db)
     with ThreadPoolExecutor(3) as pool:
         producers, consumer = [pool.submit(produce) for _ in range(2)], pool.submit(consume)
         try:
@@ -821,7 +798,7 @@ def test_jobs_of_another_cluster_that_hold_a_range_are_named(db: Connection, now
     for large_ones in (False, True):
         if large_ones:
             in_steps(db)
-        put(db, 1)
+        enqueue(db)
         db.execute(
             "insert into tallybook.lane (queue, priority, part, retention, retired_at)"
             " values ('old', 2, '', 'd', now() - interval '1 day')"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import LiteralString, cast
 
 import psycopg
 import pytest
 
-from support.broken import source
+from support.broken import without
 from support.database import Connection, one
 from support.hands import Hands
+from support.sessions import enqueue
 
 DAY = timedelta(days=1)
 SWEEP = "select swept, more from tallybook._sweep(%s)"
 
 
 def sweep(db: Connection, at: datetime) -> int:
-    return int(one(db, SWEEP, at))
+    return one(db, SWEEP, at)
 
 
 def forget(db: Connection) -> None:
@@ -27,10 +27,9 @@ def forget(db: Connection) -> None:
 
 
 def make_dead(db: Connection, hands: Hands) -> int:
-    db.execute("select tallybook.enqueue('q', 'work')")
-    (job,) = hands.claim()
-    hands.fail(job, final=True)
-    return job.id
+    (job,) = enqueue(db)
+    hands.fail(*hands.claim(), final=True)
+    return job
 
 
 def test_dead_letters_go_after_their_time(db: Connection, now: datetime) -> None:
@@ -121,15 +120,13 @@ def test_progress_goes_with_its_job(db: Connection, now: datetime) -> None:
 
 
 def _generations(db: Connection) -> list[int]:
-    rows = db.execute("select generation from tallybook.unique_key where key = 'k' order by 1").fetchall()
-    return [row[0] for row in rows]
+    return one(db, "select array_agg(generation order by generation) from tallybook.unique_key where key = 'k'")
 
 
 def _taken(db: Connection, hands: Hands, times: int) -> None:
     for _ in range(times):
-        db.execute("select tallybook.enqueue('q', 'work', unique_key => 'k')")
-        (job,) = hands.claim()
-        hands.complete(job)
+        enqueue(db, unique_key="k")
+        hands.complete(*hands.claim())
 
 
 def test_old_generations_of_a_key_go(db: Connection, now: datetime) -> None:
@@ -169,9 +166,7 @@ def test_a_producer_with_an_old_snapshot_is_not_fooled(
     Control: without the lock on the generation that it saw, it gets a second job.
     """
     if not guard:
-        text = source("_claim_key")
-        assert "for key share" in text
-        db.execute(cast("LiteralString", text.replace("for key share", "")))
+        without(db, "_claim_key", "for key share")
     hands = Hands(db)
     _taken(db, hands, 1)
     old = connect(autocommit=False)
@@ -196,9 +191,8 @@ def test_turns_go_with_their_jobs(db: Connection, connect: Callable[..., Connect
     """S3-21: older turns of an order key go, the newest once its job has left; none goes while the line is locked."""
     hands = Hands(db)
     for _ in range(3):
-        db.execute("select tallybook.enqueue('q', 'work', order_key => 'k')")
-        (job,) = hands.start()
-        hands.complete(job)
+        enqueue(db, order_key="k")
+        hands.complete(*hands.start())
     assert one(db, "select count(*) from tallybook.order_turn") == 3
     other = connect(autocommit=False)
     other.execute("select pg_advisory_xact_lock(1413565448, hashtext('k'))")
