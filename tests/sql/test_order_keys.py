@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.broken import source
+from support.broken import without
 from support.database import Connect, Connection
 from support.hands import Hands, put, states
 from support.waiting import wait_until
@@ -286,10 +286,10 @@ def test_control_with_a_release_that_waits_a_worker_would_be_stopped(
     db: Connection, hands: Hands, connect: Connect
 ) -> None:
     """Negative control: with a plain lock the end of another job of the key waits for the user's commit."""
-    text = source("_release")
-    fence = "while not pg_try_advisory_xact_lock(1413565448, hashtext(p_key)) loop"
-    assert fence in text
-    db.execute(text.replace(fence, "perform pg_advisory_xact_lock(1413565448, hashtext(p_key)); while false loop"))
+    without(
+        db, "_release", "while not pg_try_advisory_xact_lock(1413565448, hashtext(p_key)) loop",
+        "perform pg_advisory_xact_lock(1413565448, hashtext(p_key)); while false loop",
+    )  # fmt: skip
     put(db, order_key="k")
     put(db, order_key="k")
     first, second = hands.claim()
