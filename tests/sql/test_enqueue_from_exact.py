@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,10 @@ import psycopg
 import pytest
 
 from support.broken import without
-from support.database import Connect, Connection
-from support.hands import Hands
+from support.database import Connect, Connection, one
+from support.hands import Hands, put
 from support.queries import enqueue_from, keys, values
+from support.sessions import crossed
 from support.waiting import wait_until
 
 KEYS = ["a", "b", "c", "d", "e"]
@@ -35,17 +36,7 @@ class Example:
         self.queue = self.task = f"x{seed}"
         self.hands = Hands(db, self.queue)
         self.running: list[Any] = []
-        steps = [
-            self.put,
-            self.put,
-            self.put,
-            self.claim,
-            self.complete,
-            self.fail,
-            self.cancel,
-            self.retry,
-            self.promote,
-        ]
+        steps = 3 * [self.put] + [self.claim, self.complete, self.fail, self.cancel, self.retry, self.promote]
         for _ in range(self.chance.randrange(30)):
             self.chance.choice(steps)()
         self.rows = [
@@ -56,30 +47,20 @@ class Example:
         self.own_cancel = self.chance.choice(jobs) if jobs and self.chance.random() < 0.15 else None
 
     def jobs(self, where: str) -> list[int]:
-        query = f"select id from tallybook.job where queue = %s and {where} order by id"  # noqa: S608
-        found = self.db.execute(query, [self.queue])  # type: ignore[arg-type]
+        found = self.db.execute(f"select id from tallybook.job where queue = %s and {where} order by id", [self.queue])  # noqa: S608
         return [job for (job,) in found]
 
     def put(self) -> None:
-        key, at, chance = self.chance.choice(KEYS), self.chance.choice(TIMES), self.chance
-        self.db.execute(
-            "select tallybook.enqueue(%s, %s, '{}', unique_key => %s, run_at => %s, unique_while => %s,"
-            " order_key => %s)",
-            (
-                self.queue,
-                self.task,
-                key,
-                at,
-                chance.choice(["running", "queued"]),
-                chance.choice([None, None, self.task]),
-            ),
-        )
+        choice = self.chance.choice
+        put(
+            self.db, queue=self.queue, task=self.task, unique_key=choice(KEYS), run_at=choice(TIMES),
+            unique_while=choice(["running", "queued"]), order_key=choice([None, None, self.task]),
+        )  # fmt: skip
 
     def claim(self) -> None:
         if self.chance.random() < 0.2 and (jobs := self.jobs("state = 'available'")):
-            self.db.execute(
-                "select tallybook.claim_job(%s, %s, gen_random_uuid())", (self.hands.worker, self.chance.choice(jobs))
-            )
+            job = self.chance.choice(jobs)
+            self.hands.one("select tallybook.claim_job(%s, %s, gen_random_uuid())", self.hands.worker, job)
         else:
             self.running += self.hands.start(self.chance.randrange(1, 3))
 
@@ -134,11 +115,10 @@ class Example:
 
     def one_by_one(self) -> None:
         for key, n, at, priority in self.rows:
-            self.db.execute(
-                "select tallybook.enqueue(%s, %s, jsonb_build_object('n', %s::int), run_at => %s, unique_key => %s,"
-                " priority => %s)",
-                (self.queue, self.task, n, at, key, 2 if priority is None else priority),
-            )
+            put(
+                self.db, queue=self.queue, task=self.task, args={"n": n}, run_at=at, unique_key=key,
+                priority=2 if priority is None else priority,
+            )  # fmt: skip
 
     def at_once(self) -> None:
         rows = ", ".join(
@@ -196,29 +176,15 @@ class Call:
 
     def __init__(self, connect: Connect, query: str) -> None:
         self.conn = connect()
-        self.pid = self.conn.info.backend_pid
-        self.answer: tuple[int, int] | psycopg.Error | None = None
-        self.thread = threading.Thread(target=self._run, args=(query,))
-        self.thread.start()
-
-    def _run(self, query: str) -> None:
-        try:
-            self.answer = enqueue_from(self.conn, query)
-        except psycopg.Error as error:
-            self.answer = error
+        self._answer = ThreadPoolExecutor(1).submit(enqueue_from, self.conn, query)
 
     def waits_for(self, db: Connection, other: Connection) -> None:
         """Wait until the call waits for the other session."""
-        query = "select %s = any (pg_blocking_pids(%s))"
-        pids = (other.info.backend_pid, self.pid)
-        wait_until(lambda: db.execute(query, pids).fetchone() == (True,), "the call waits for the other")
+        pids = (other.info.backend_pid, self.conn.info.backend_pid)
+        wait_until(lambda: one(db, "select %s = any (pg_blocking_pids(%s))", *pids), "the call waits for the other")
 
     def said(self) -> tuple[int, int]:
-        self.thread.join(30)
-        if isinstance(self.answer, psycopg.Error):
-            raise self.answer
-        assert self.answer is not None, "it has not come back"
-        return self.answer
+        return self._answer.result(30)
 
 
 @contextmanager
@@ -226,7 +192,7 @@ def producer(connect: Connect, *unique: str) -> Iterator[Connection]:
     """A session that has enqueued a job with each of these keys, and has not committed."""
     conn = connect(autocommit=False)
     for key in unique:
-        conn.execute("select tallybook.enqueue('q', 't', unique_key => %s)", [key])
+        put(conn, unique_key=key)
     yield conn
     conn.rollback()
 
@@ -288,23 +254,17 @@ def test_control_no_second_look(db: Connection, connect: Connect) -> None:
     assert live(db) == ["a", "c"]
 
 
-def cross(db: Connection, connect: Connect) -> list[Call]:
-    """Make two calls with the same keys in opposite orders; the second starts while the first waits for a third."""
-    with producer(connect, "m") as third:
-        first = Call(connect, values("a", "m", "z"))
-        first.waits_for(db, third)
-        second = Call(connect, values("z", "m", "a"))
-        wait_until(
-            lambda: db.execute("select cardinality(pg_blocking_pids(%s)) > 0", [second.pid]).fetchone() == (True,),
-            "the second waits",
-        )
-    return [first, second]
+def cross(db: Connection, connect: Connect) -> list[tuple[int, int]]:
+    """Make two calls with the same keys in opposite orders while a third session has the key in the middle."""
+    return crossed(
+        db, connect, lambda third: put(third, unique_key="m"),
+        lambda conn: enqueue_from(conn, values("a", "m", "z")), lambda conn: enqueue_from(conn, values("z", "m", "a")),
+    )  # fmt: skip
 
 
 def test_opposite_orders_do_not_deadlock(db: Connection, connect: Connect) -> None:
     """Two calls with the same rows in opposite orders do not deadlock: one enqueues all, the other nothing."""
-    first, second = cross(db, connect)
-    assert [first.said(), second.said()] == [(3, 3), (3, 0)]
+    assert sorted(cross(db, connect)) == [(3, 0), (3, 3)]
     assert live(db) == ["a", "m", "z"]
 
 
@@ -312,30 +272,21 @@ def test_control_the_order_of_the_query_deadlocks(db: Connection, connect: Conne
     """Negative control: if keys are taken in the query's order, two such calls deadlock."""
     without(db, "enqueue_from", "order by s.key, s.place", "order by s.place")
     with pytest.raises(psycopg.errors.DeadlockDetected):
-        for call in cross(db, connect):
-            call.said()
+        cross(db, connect)
 
 
 def test_in_the_order_of_enqueue_many(db: Connection, connect: Connect) -> None:
     """Beside an enqueue_many with the same keys, in the order of the database's collation, there is no deadlock."""
     names = ["B", "a", "Ä", "z", "_", "1"]
-    with producer(connect, "a") as third:
-        many = threading.Thread(
-            target=lambda: connect().execute(
-                "select tallybook.enqueue_many(array_fill('q'::text, '{6}'), array_fill('t'::text, '{6}'),"
-                " array_fill('{}'::text, '{6}'), unique_keys => %s)",
-                [names[::-1]],
-            )
-        )
-        many.start()
-        call = Call(connect, values(*names))
-        wait_until(lambda: db.execute(
-            "select count(*) from pg_stat_activity"
-            " where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0"
-        ).fetchone() == (2,), "both wait")  # fmt: skip
-        third.rollback()
-        assert call.said()[0] == 6
-        many.join(30)
+    enqueue_many = (
+        "select tallybook.enqueue_many(array_fill('q'::text, '{6}'), array_fill('t'::text, '{6}'),"
+        " array_fill('{}'::text, '{6}'), unique_keys => %s)"
+    )
+    _, (seen, _) = crossed(
+        db, connect, lambda third: put(third, unique_key="a"),
+        lambda conn: conn.execute(enqueue_many, [names[::-1]]), lambda conn: enqueue_from(conn, values(*names)),
+    )  # fmt: skip
+    assert seen == 6
     assert live(db) == sorted(names)
 
 
