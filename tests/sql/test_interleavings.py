@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, LiteralString, cast
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -21,7 +21,7 @@ import pytest
 from support import interleave
 from support.broken import source, without
 from support.database import Connection as Db
-from support.interleave import Connection, Schedule, Step, interleavings, rows, sample
+from support.interleave import Connection, Schedule, Step, interleavings, is_idle, rows, sample, step
 
 pytestmark = pytest.mark.direct("watches which session waits for which")
 
@@ -50,22 +50,18 @@ class Scene:
 # --- steps: each is one step of a schedule, of one or a few statements ---------------------------------------------
 
 
-def enqueue(*, begin: bool = False, savepoint: bool = False) -> Step:
-    async def step(conn: Connection, scene: Scene) -> None:
-        if begin:
-            await conn.execute("begin")
-        if savepoint:
-            await conn.execute("savepoint s")
-        job = await _value(conn, "select tallybook.enqueue(%s, 'work')", scene.queue)
-        if savepoint:
-            await conn.execute("rollback to savepoint s")
-            scene.rolled_back.add(job)
-        elif conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
-            scene.committed.add(job)
-        else:
-            scene.undecided.setdefault(conn, []).append(job)
-
-    return step
+@step
+async def enqueue(conn: Connection, scene: Scene, *, savepoint: bool = False) -> None:
+    if savepoint:
+        await conn.execute("savepoint s")
+    job = await _value(conn, "select tallybook.enqueue(%s, 'work')", scene.queue)
+    if savepoint:
+        await conn.execute("rollback to savepoint s")
+        scene.rolled_back.add(job)
+    elif is_idle(conn):
+        scene.committed.add(job)
+    else:
+        scene.undecided.setdefault(conn, []).append(job)
 
 
 async def commit(conn: Connection, scene: Scene) -> None:
@@ -78,68 +74,49 @@ async def rollback(conn: Connection, scene: Scene) -> None:
     scene.rolled_back.update(scene.undecided.pop(conn, []))
 
 
-def claim(name: str, *, begin: bool = False, read: bool = False, max_jobs: int = 2) -> Step:
-    async def step(conn: Connection, scene: Scene) -> None:
-        if begin:
-            await conn.execute("begin")
-        # An id and no jobs: it met only cancelled jobs, and has to be called again.
-        query = "select case when jobs > 0 or claim_id is null then jobs end from tallybook.claim(%s, %s, %s, %s)"
-        taken: int | None = None
-        while taken is None:
-            lease = uuid4()
-            taken = await _claimed(conn, query, scene.workers[name], [scene.queue], [max_jobs], lease)
-        if taken:
-            scene.leases[name] = lease
-            if read:
-                await _read(conn, scene, name)
-
-    return step
-
-
-def claim_by_id(name: str, *, begin: bool = False) -> Step:
-    async def step(conn: Connection, scene: Scene) -> None:
-        if begin:
-            await conn.execute("begin")
-        query = f"select tallybook.claim_job(%s, %s, %s, {FAR})"
+@step
+async def claim(conn: Connection, scene: Scene, name: str, *, read: bool = False, max_jobs: int = 2) -> None:
+    # An id and no jobs: it met only cancelled jobs, and has to be called again.
+    query = "select case when jobs > 0 or claim_id is null then jobs end from tallybook.claim(%s, %s, %s, %s)"
+    taken: int | None = None
+    while taken is None:
         lease = uuid4()
-        if await _claimed(conn, query, scene.workers[name], scene.prepared[0], lease):
-            scene.leases[name] = lease
-
-    return step
-
-
-def finish(name: str, *, begin: bool = False, verb: str = "complete") -> Step:
-    """Read what was claimed, unless that was done before, and end it."""
-
-    async def step(conn: Connection, scene: Scene) -> None:
-        if begin:
-            await conn.execute("begin")
-        if name in scene.leases and name not in scene.held:
+        taken = await _claimed(conn, query, scene.workers[name], [scene.queue], [max_jobs], lease)
+    if taken:
+        scene.leases[name] = lease
+        if read:
             await _read(conn, scene, name)
-        await _end(conn, scene, name, verb)
-        if not begin and name in scene.leases:
-            await _pass_watermark(conn, scene, name)
-
-    return step
 
 
-def cancel(which: int, *, begin: bool = False) -> Step:
-    async def step(conn: Connection, scene: Scene) -> None:
-        if begin:
-            await conn.execute("begin")
-        await conn.execute("select tallybook.cancel(%s)", [scene.prepared[which]])
-
-    return step
-
-
-def rescue(name: str) -> Step:
-    async def step(conn: Connection, scene: Scene) -> None:
-        await conn.execute(f"select tallybook.rescue(at => {FAR}, only_worker => %s)", [scene.workers[name]])
-
-    return step
+@step
+async def claim_by_id(conn: Connection, scene: Scene, name: str) -> None:
+    query = f"select tallybook.claim_job(%s, %s, %s, {FAR})"
+    lease = uuid4()
+    if await _claimed(conn, query, scene.workers[name], scene.prepared[0], lease):
+        scene.leases[name] = lease
 
 
-PROMOTE: LiteralString = "select tallybook.promote(at => clock_timestamp() + interval '1 day')"
+@step
+async def finish(conn: Connection, scene: Scene, name: str, *, verb: str = "complete") -> None:
+    """Read what was claimed, unless that was done before, and end it."""
+    if name in scene.leases and name not in scene.held:
+        await _read(conn, scene, name)
+    await _end(conn, scene, name, verb)
+    if is_idle(conn) and name in scene.leases:
+        await _pass_watermark(conn, scene, name)
+
+
+@step
+async def cancel(conn: Connection, scene: Scene, which: int) -> None:
+    await conn.execute("select tallybook.cancel(%s)", [scene.prepared[which]])
+
+
+@step
+async def rescue(conn: Connection, scene: Scene, name: str) -> None:
+    await conn.execute(f"select tallybook.rescue(at => {FAR}, only_worker => %s)", [scene.workers[name]])
+
+
+PROMOTE = f"select tallybook.promote(at => {FAR})"
 
 
 async def _value(conn: Connection, query: str, *params: object) -> Any:
@@ -199,7 +176,7 @@ async def drain(conn: Connection, scene: Scene) -> None:
     await conn.execute(PROMOTE)
     await conn.execute(f"select tallybook.rescue(at => {FAR})")
     for _ in range(20):
-        await cast(Any, claim("drainer", read=True, max_jobs=100))(conn, scene)
+        await claim("drainer", read=True, max_jobs=100)(conn, scene)
         if "drainer" not in scene.leases:
             return
         await _end(conn, scene, "drainer", "complete")
@@ -312,11 +289,6 @@ TWO: dict[str, Scenario] = {
     "a claim by id and a cancel": Scenario([BY_ID, CANCEL], available=2),
     "a claim by id and rescue": Scenario([BY_ID, RESCUE], available=2),
 }
-THREE: dict[str, Scenario] = {
-    "claim, complete, rescue": Scenario([LATE, CLAIM, RESCUE], available=1),
-    "claim, cancel, promote": Scenario([CLAIM, CANCEL, PROMOTED], available=1, scheduled=1),
-}
-SLICES = 6
 
 
 def play(dsn: str, scenario: Scenario, schedules: Iterable[Schedule]) -> tuple[list[str], int]:
@@ -354,12 +326,14 @@ def test_two_sessions_in_every_order(dsn: str, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(SLICES))
-@pytest.mark.parametrize("name", THREE)
-def test_three_sessions_in_every_order(dsn: str, name: str, part: int) -> None:
+@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("scenario", [
+    pytest.param(Scenario([LATE, CLAIM, RESCUE], available=1), id="claim, complete, rescue"),
+    pytest.param(Scenario([CLAIM, CANCEL, PROMOTED], available=1, scheduled=1), id="claim, cancel, promote"),
+])  # fmt: skip
+def test_three_sessions_in_every_order(dsn: str, scenario: Scenario, part: int) -> None:
     """S1-10, S1-11, S3-08: in every order of three sessions of three steps each job ends exactly once."""
-    scenario = THREE[name]
-    schedules = list(interleavings(scenario.lengths))[part::SLICES]
+    schedules = list(interleavings(scenario.lengths))[part::6]
     found, played = play(dsn, scenario, schedules)
     assert not found
     assert played > len(schedules) / 4

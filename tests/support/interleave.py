@@ -20,7 +20,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any, LiteralString, Self, TypeAlias
+from typing import Any, Concatenate, LiteralString, ParamSpec, Self, TypeAlias
 from uuid import UUID, uuid4
 
 import psycopg
@@ -28,6 +28,7 @@ import psycopg
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 Step: TypeAlias = LiteralString | Callable[[Connection, Any], Awaitable[object]]
 Schedule: TypeAlias = tuple[int, ...]
+P = ParamSpec("P")
 
 _QUICK = 0.004  # seconds in which almost every step without a lock wait answers
 _LIMIT = 60.0  # seconds; PostgreSQL ends a deadlock after one
@@ -73,6 +74,28 @@ def some(sessions: Sequence[Sequence[Step]], most: int = 30) -> list[Schedule]:
     lengths = [len(session) for session in sessions]
     schedules = list(interleavings(lengths))
     return schedules if len(schedules) <= most else sample(lengths, most, 1)
+
+
+def step(play: Callable[Concatenate[Connection, Any, P], Awaitable[object]]) -> Callable[P, Any]:
+    """Let a coroutine function make steps: a call with the arguments after connection and scene returns a step.
+
+    With begin=True, which it does not get, the step begins a transaction first.
+    """
+
+    def make(*args: P.args, begin: bool = False, **kwargs: P.kwargs) -> Step:
+        async def made(conn: Connection, scene: Any) -> None:
+            if begin:
+                await conn.execute("begin")
+            await play(conn, scene, *args, **kwargs)
+
+        return made
+
+    return make
+
+
+def is_idle(conn: Connection) -> bool:
+    """Whether no transaction is open."""
+    return conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
 async def connect(dsn: str) -> Connection:
@@ -198,5 +221,5 @@ class Interleaver:
             with suppress(psycopg.Error):
                 await step
         for conn in self.sessions:
-            if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            if not is_idle(conn):
                 await conn.execute("rollback")
