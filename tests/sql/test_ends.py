@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
-from support.database import Connection, one
+from support.database import Connect, Connection, one
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.direct("looks at locks of single sessions")
@@ -42,7 +41,7 @@ def test_ended_says_how_an_attempt_ended(db: Connection) -> None:
 
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
-def test_complete_in_a_transaction_of_the_users(db: Connection, connect: Callable[..., Connection], level: str) -> None:
+def test_complete_in_a_transaction_of_the_users(db: Connection, connect: Connect, level: str) -> None:
     """S5-03 P4: at every isolation level the end is part of the transaction: unseen before, gone with a rollback."""
     (job,) = claimed(db)
     user = connect()
@@ -57,7 +56,7 @@ def test_complete_in_a_transaction_of_the_users(db: Connection, connect: Callabl
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_two_ends_of_one_attempt_meet(db: Connection, connect: Callable[..., Connection], level: str, end: str) -> None:
+def test_two_ends_of_one_attempt_meet(db: Connection, connect: Connect, level: str, end: str) -> None:
     """P5: at every isolation level an end waits for another uncommitted one; exactly one of the two is accepted."""
     (job,) = claimed(db)
     first, second = connect(), connect()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
@@ -13,7 +12,7 @@ import psycopg
 import pytest
 
 from support.broken import without
-from support.database import Connection, one
+from support.database import Connect, Connection, one
 from support.hands import Hands
 from support.sessions import behind, enqueue, is_blocked
 from support.waiting import wait_until
@@ -131,9 +130,7 @@ def test_errors_outlive_their_jobs_where_the_queue_keeps_them(db: Connection, no
     assert one(db, "select count(*) from tallybook.error_kept") == 0
 
 
-def test_an_error_is_copied_only_when_its_range_goes(
-    db: Connection, connect: Callable[..., Connection], now: datetime
-) -> None:
+def test_an_error_is_copied_only_when_its_range_goes(db: Connection, connect: Connect, now: datetime) -> None:
     """S3-30: an error is in the log exactly once, both while a reader holds its range and after that has gone."""
     hands = Hands(db)
     enqueue(db)
@@ -260,7 +257,7 @@ def test_a_job_that_others_wait_for_is_told_first(db: Connection, now: datetime)
 
 @pytest.mark.direct("watches which session waits for which")
 def test_a_job_that_comes_to_wait_while_prune_waits_for_it_is_told(
-    db: Connection, connect: Callable[..., Connection], now: datetime
+    db: Connection, connect: Connect, now: datetime
 ) -> None:
     """A range stays if a job that waits for one in it is committed between prune's check and its lock."""
     hands = Hands(db)
@@ -300,7 +297,7 @@ def test_a_place_of_an_ended_job_does_not_outlive_its_outcome(db: Connection, no
     assert one(db, "select count(*) from tallybook.concurrency_holder") == 0
 
 
-def test_two_prunes_at_once_lose_no_open_job(db: Connection, connect: Callable[..., Connection], now: datetime) -> None:
+def test_two_prunes_at_once_lose_no_open_job(db: Connection, connect: Connect, now: datetime) -> None:
     """S3-21: a prune beside an open one does nothing and does not wait: no page counts twice, no open job goes."""
     at = now + 30 * DAY
     done(db, Hands(db), 2)
@@ -324,7 +321,7 @@ def test_two_prunes_at_once_lose_no_open_job(db: Connection, connect: Callable[.
 
 @pytest.mark.direct("holds a lock of a transaction")
 def test_a_lane_that_somebody_keeps_locked_holds_its_range_only(
-    db: Connection, connect: Callable[..., Connection], now: datetime
+    db: Connection, connect: Connect, now: datetime
 ) -> None:
     """S3-21: an open claim holds only the range of its lane's cursor; prune names it and has no more to do."""
     hands = Hands(db, "q", "other")
@@ -378,9 +375,7 @@ def test_a_range_that_is_written_again_is_counted_anew(db: Connection, now: date
 
 @pytest.mark.direct("holds locks of a session")
 @pytest.mark.parametrize("insists", [False, True], ids=["prune", "control"])
-def test_a_long_reader_makes_nobody_wait(
-    db: Connection, connect: Callable[..., Connection], now: datetime, insists: bool
-) -> None:
+def test_a_long_reader_makes_nobody_wait(db: Connection, connect: Connect, now: datetime, insists: bool) -> None:
     """S3-21: prune tries later while a dump reads a range, and claims do not wait; control: a plain TRUNCATE."""
     hands = Hands(db)
     done(db, hands, 5)
@@ -414,7 +409,7 @@ def test_a_long_reader_makes_nobody_wait(
 
 
 @pytest.mark.direct("holds locks of a session")
-def test_a_range_is_cut_only_where_nobody_is(db: Connection, connect: Callable[..., Connection], now: datetime) -> None:
+def test_a_range_is_cut_only_where_nobody_is(db: Connection, connect: Connect, now: datetime) -> None:
     """S3-21: a range is cut only after an open producer has ended; that one does not wait, and is named."""
     producer = connect(autocommit=False)
     pid = one(producer, "select pg_backend_pid() from (select tallybook.enqueue('q', 'work')) x")
@@ -723,7 +718,7 @@ def test_control_a_cut_behind_what_was_written_is_seen(db: Connection) -> None:
     assert misplaced(db) == 2
 
 
-def test_no_producer_and_no_claim_fails_beside_cuts(db: Connection, connect: Callable[..., Connection]) -> None:
+def test_no_producer_and_no_claim_fails_beside_cuts(db: Connection, connect: Connect) -> None:
     """S3-21: while ranges are cut again and again beside producers and a claimer, each job runs once, in its range."""
     in_steps(db)
     more = True
@@ -765,7 +760,7 @@ def test_no_producer_and_no_claim_fails_beside_cuts(db: Connection, connect: Cal
 @pytest.mark.direct("holds locks of a session")
 @pytest.mark.parametrize("prepared", [False, True], ids=["open", "prepared"])
 def test_an_open_transaction_that_holds_history_is_named(
-    db: Connection, connect: Callable[..., Connection], now: datetime, prepared: bool
+    db: Connection, connect: Connect, now: datetime, prepared: bool
 ) -> None:
     """S3-21: a transaction that is still open holds what was written before its first write, and is named."""
     done(db, Hands(db), 3)

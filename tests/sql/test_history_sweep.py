@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import psycopg
 import pytest
 
 from support.broken import without
-from support.database import Connection, one
+from support.database import Connect, Connection, one
 from support.hands import Hands
 from support.sessions import enqueue
 
@@ -43,9 +42,7 @@ def test_dead_letters_go_after_their_time(db: Connection, now: datetime) -> None
     assert one(db, "select count(*) from tallybook.dead") == 0
 
 
-def test_a_dead_letter_that_somebody_has_is_left(
-    db: Connection, connect: Callable[..., Connection], now: datetime
-) -> None:
+def test_a_dead_letter_that_somebody_has_is_left(db: Connection, connect: Connect, now: datetime) -> None:
     """A sweep skips a locked row without waiting and deletes it later."""
     make_dead(db, Hands(db))
     other = connect(autocommit=False)
@@ -159,7 +156,7 @@ def test_generations_go_without_a_gap(db: Connection, now: datetime) -> None:
 @pytest.mark.direct("a transaction that stays open")
 @pytest.mark.parametrize("guard", [True, False], ids=["guard", "control"])
 def test_a_producer_with_an_old_snapshot_is_not_fooled(
-    db: Connection, connect: Callable[..., Connection], now: datetime, guard: bool
+    db: Connection, connect: Connect, now: datetime, guard: bool
 ) -> None:
     """S3-21: a producer whose old snapshot shows an older generation as the newest gets 40001 and no second job.
 
@@ -187,7 +184,7 @@ def test_a_producer_with_an_old_snapshot_is_not_fooled(
     assert _generations(db) == [4]
 
 
-def test_turns_go_with_their_jobs(db: Connection, connect: Callable[..., Connection], now: datetime) -> None:
+def test_turns_go_with_their_jobs(db: Connection, connect: Connect, now: datetime) -> None:
     """S3-21: older turns of an order key go, the newest once its job has left; none goes while the line is locked."""
     hands = Hands(db)
     for _ in range(3):
