@@ -19,8 +19,6 @@ from support.chance import seeds
 from support.database import Connect, Connection, call, one
 from support.sessions import buffers
 
-FAIL = 'select tallybook.fail(%s, %s, %s::int, \'{"message": "no"}\', %s, max_attempts => 30, at => %s)'
-
 
 def put(db: Connection, key: str, n: int = 1, *, at: datetime = T, **more: Any) -> list[int]:
     options = {"fair_key": key, **more.pop("options", {})}
@@ -43,13 +41,9 @@ class Dealer:
         self.db, self.most, self.known, self.busy, self.remain = db, most, None, False, False
 
     def deal(self, at: datetime = T) -> int:
-        row = self.db.execute(
-            "select known::text, released, busy, remain from tallybook.fair_release(%s::jsonb, %s, at => %s)",
-            (self.known, self.most, at),
-        ).fetchone()
-        assert row is not None
-        self.known, dealt, self.busy, self.remain = row
-        return int(dealt)
+        query = "select known::text, released, busy, remain from tallybook.fair_release(%s::jsonb, %s, at => %s)"
+        ((self.known, dealt, self.busy, self.remain),) = self.db.execute(query, (self.known, self.most, at)).fetchall()
+        return dealt
 
 
 class Worker:
@@ -69,22 +63,24 @@ class Worker:
         self.held.update({job: (lease, attempt) for job, attempt in rows})
         return [job for job, _ in rows]
 
-    def end(self, how: str, job: int, *more: Any) -> Any:
+    def end(self, how: str, job: int, **more: Any) -> Any:
         lease, attempt = self.held.pop(job)
-        marks = "".join(", %s" for _ in more)
-        return one(self.db, f"select tallybook.{how}(%s, %s, %s::int{marks})", lease, job, attempt, *more)
+        ((said,),) = call(self.db, how, lease=lease, job_id=job, attempt=attempt, **more)
+        return said
+
+    def fail(self, job: int, at: datetime, **more: Any) -> None:
+        self.end("fail", job, error={"message": "no"}, at=at, **more)
 
 
 def keys_of(db: Connection, jobs: list[int]) -> list[str]:
-    rows = dict(
-        db.execute("select id, options ->> 'fair_key' from tallybook.job where id = any (%s)", (jobs,)).fetchall()
-    )
+    query = "select id, options ->> 'fair_key' from tallybook.job where id = any (%s)"
+    rows = dict(db.execute(query, (jobs,)).fetchall())
     return [rows[job] for job in jobs]
 
 
 def in_line(db: Connection) -> int:
     """Return how many entries no claim has passed, by the view."""
-    return int(one(db, "select count(*) from tallybook.job where state = 'available'"))
+    return one(db, "select count(*) from tallybook.job where state = 'available'")
 
 
 def test_each_key_gets_one_turn_a_round(db: Connection) -> None:
@@ -126,7 +122,7 @@ def test_random_keys_are_a_random_order(db: Connection) -> None:
 
 
 def shuffle(db: Connection, on: bool = True) -> str:
-    return str(one(db, "select tallybook.queue_set('q', random_order => %s)", on))
+    return one(db, "select tallybook.queue_set('q', random_order => %s)", on)
 
 
 def test_a_queue_in_random_order(db: Connection) -> None:
@@ -350,8 +346,7 @@ def test_scheduled_and_retried_jobs_come_into_the_rounds(db: Connection) -> None
         dealer.deal(T + S)
         seen += worker.claim(at=T + S)
     assert keys_of(db, seen) == ["a", "b", "a"]
-    lease, attempt = worker.held[job]
-    db.execute(FAIL, (lease, job, attempt, S, T + S))
+    worker.fail(job, T + S, retry_in=S)
     db.execute("select tallybook.promote(at => %s)", (T + 2 * S,))
     assert one(db, "select state from tallybook.job where id = %s", job) == "waiting"
     dealer.deal(T + 2 * S)
@@ -379,7 +374,7 @@ def snoozing(db: Connection) -> tuple[int, list[int]]:
     for _ in range(6):
         seen += worker.claim(5)
         for job in list(worker.held):
-            assert worker.end("snooze", job, timedelta(0)) == "available"
+            assert worker.end("snooze", job, delay=timedelta(0)) == "available"
         dealer.deal()
     return other, seen
 
@@ -403,11 +398,7 @@ def test_a_persons_retry_waits_for_its_turn(db: Connection) -> None:
     dealer, worker = Dealer(db), Worker(db)
     dealer.deal()
     worker.claim()
-    lease, attempt = worker.held.pop(job)
-    db.execute(
-        'select tallybook.fail(%s, %s, %s::int, \'{"message": "no"}\', final => true, at => %s)',
-        (lease, job, attempt, T),
-    )
+    worker.fail(job, T, final=True)
     db.execute("select tallybook.retry(%s, at => %s)", (job, T))
     assert one(db, "select state from tallybook.job where id = %s", job) == "waiting"
     dealer.deal()
@@ -635,25 +626,9 @@ def test_a_run_as_service_commits_asynchronously(db: Connection) -> None:
         assert one(db, "select current_setting('synchronous_commit')") == "on"
 
 
-def complete(worker: Worker, rng: random.Random, share: float) -> None:
-    for job in list(worker.held):
-        if rng.random() < share:
-            worker.end("complete", job)
-
-
 @pytest.mark.parametrize("seed", seeds(4, quick=1))
-def test_all_end_exactly_once(db: Connection, seed: int) -> None:
+def test_all_end_exactly_once(db: Connection, seed: int) -> None:  # noqa: PLR0912
     """With random enqueues, delays, cancels, failures and two releasers each job ends once; the line stays short."""
-
-    def stumble(db: Connection, worker: Worker, rng: random.Random, at: datetime) -> None:
-        """Fail an attempt or give it back."""
-        job = rng.choice(list(worker.held))
-        if rng.random() < 0.5:
-            worker.end("unclaim", job)
-        else:
-            lease, attempt = worker.held.pop(job)
-            db.execute(FAIL, (lease, job, attempt, S, at))
-
     rng, at = random.Random(seed), T
     dealers, worker = [Dealer(db, 8), Dealer(db, 8)], Worker(db)
     jobs: list[int] = []
@@ -670,20 +645,26 @@ def test_all_end_exactly_once(db: Connection, seed: int) -> None:
                 if one(db, "select tallybook.cancel(%s, at => %s)", job, at) == "cancelled":
                     cancelled.add(job)
             case 4 | 5 if worker.held and rng.random() < 0.4:
-                stumble(db, worker, rng, at)
+                job = rng.choice(list(worker.held))
+                if rng.random() < 0.5:
+                    worker.end("unclaim", job)
+                else:
+                    worker.fail(job, at, retry_in=S, max_attempts=30)
             case _:
                 rng.choice(dealers).deal(at)
                 worker.claim(rng.randrange(1, 6), at)
                 given_back = one(db, "select count(*) from tallybook.outcome where state = 'moved'")
                 assert in_line(db) <= 8 + given_back, "those enter the line without a turn"
-                complete(worker, rng, 0.5)
+                for job in [job for job in worker.held if rng.random() < 0.5]:
+                    worker.end("complete", job)
         db.execute("select tallybook.promote(at => %s)", (at,))
     for _ in range(200):
         at += 4 * S
         db.execute("select tallybook.promote(at => %s)", (at,))
         dealers[0].deal(at)
         worker.claim(50, at)
-        complete(worker, rng, 1.0)
+        for job in list(worker.held):
+            worker.end("complete", job)
         if not one(
             db,
             "select count(*) from tallybook.job"
