@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, LiteralString, cast
 
 import psycopg
@@ -14,23 +14,18 @@ from psycopg.types.json import Jsonb
 
 from support.broken import without
 from support.hands import Hands
-from support.ticking import fires, one, put
+from support.sessions import rows_read
+from support.ticking import NOON, STEP, fires, one, put
 
-NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
-STEP = timedelta(minutes=10)
 COMPARED = " and s.tick is not distinct from p.tick"
 
 
 def planned(db: Any, name: str, at: datetime, *ticks: datetime, following: datetime | None = None, **more: Any) -> str:
     """Return what a clock that runs now would plan for one schedule."""
     revision, tick = one(db, "select revision::text, tick from tallybook.schedule where name = %s", name)
-    following = following or at + STEP
-    said = {
-        "name": name, "revision": revision, "tick": tick and tick.isoformat(),
-        "ticks": [tick.isoformat() for tick in ticks], "late": [], "next": following.isoformat(),
-        "due": following.isoformat(), **more,
-    }  # fmt: skip
-    return json.dumps([said])
+    due = (following or at + STEP).isoformat()
+    said = {"name": name, "revision": revision, "tick": tick and tick.isoformat(), "next": due, "due": due, "late": []}
+    return json.dumps([said | {"ticks": [tick.isoformat() for tick in ticks]} | more])
 
 
 def fire(db: Any, plans: str, at: datetime) -> Any:
@@ -52,8 +47,7 @@ def fired_by_many(connect: Any, plans: str) -> int:
     def clock(n: int) -> int:
         conn = connect()
         ready.wait()
-        fired: int = fire(conn, plans, NOON + STEP)[1]
-        return fired + fire(conn, plans, NOON + STEP)[1]
+        return sum(fire(conn, plans, NOON + STEP)[1] for _ in range(2))
 
     with ThreadPoolExecutor(8) as pool:
         return sum(pool.map(clock, range(8)))
@@ -197,11 +191,6 @@ def test_the_clocks_statements_read_indexes_only(db: Any) -> None:
         assert one(db, scans) == before
 
 
-READ: LiteralString = """
-select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
-  join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'tallybook' and c.relkind in ('i', 'r')"""
-
-
 def test_plans_from_empty_tables_do_when_they_are_full(db: Any, connect: Any) -> None:
     """S3-20: the clock's statements read no more in a session with plans from empty tables than in a new one."""
     full = """
@@ -235,13 +224,7 @@ select s.name, s.tick - n * interval '1 h', s.tick, 'enqueued' from tallybook.sc
     params = {"at": NOON + timedelta(seconds=20), "plans": json.dumps(plans)}
 
     def read(conn: Any, query: str) -> int:
-        found = 0
-        for _ in range(2):
-            with conn.transaction(force_rollback=True):
-                before = one(conn, READ)
-                conn.execute(query, params)
-                found = one(conn, READ) - before
-        return found
+        return rows_read(conn, lambda: conn.execute(query, params))
 
     old = connect()
     for query in queries.values():

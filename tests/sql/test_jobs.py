@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, LiteralString
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -17,7 +16,7 @@ from support.chance import THOROUGH
 from support.database import Connect, Connection
 from support.hands import Hands, Job, put, states
 from support.job_lists import STATES, differences, ids, page, pages, some_filters
-from support.sessions import crossed
+from support.sessions import crossed, rows_read
 from support.subjects import push
 
 LATER = datetime.now(UTC) + timedelta(days=1)
@@ -254,22 +253,6 @@ def test_control_a_source_that_is_left_out_is_noticed(db: Connection) -> None:
 
 def test_a_page_reads_a_bounded_number_of_rows(db: Connection, connect: Any) -> None:
     """Issue 7: even with plans from empty tables a page reads a bounded number of rows, and reports how far it got."""
-    read: LiteralString = """
-select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
-  join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'tallybook' and c.relkind in ('i', 'r')"""
-
-    def _read(db: Connection, work: Callable[[], object]) -> int:
-        """Return how many rows and index entries its second run reads."""
-        found = 0
-        for _ in range(2):
-            with db.transaction():
-                before = db.execute(read).fetchone()
-                work()
-                after = db.execute(read).fetchone()
-                assert before and after
-                found = after[0] - before[0]
-        return found
-
     pages = {
         "the newest": {},
         "the line": {"states": ["available"]},
@@ -298,13 +281,13 @@ select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n
         hands.complete(job) if job.id == quiet else hands.fail(job, "1 h")
     db.execute(load)
     for what, named in pages.items():
-        assert _read(old, lambda named=named: page(old, **named, max_looked=1000)) < 6_000, what  # type: ignore[misc]
+        assert rows_read(old, lambda named=named: page(old, **named, max_looked=1000)) < 6_000, what  # type: ignore[misc]
     rows, more = page(old, task="none", max_looked=1000)
     assert rows == [] and more is not None and more["looked_to"] is not None
     assert ids(old, states=["completed"]) == ids(old, queue="r") == [quiet]
     assert ids(old, states=["retrying"]) == ids(old, error="LUCK") == [failed]
     assert ids(old, task="none", max_looked=1000) == []
-    control = _read(
+    control = rows_read(
         old, lambda: old.execute("select id from tallybook.job where task = 'none' order by id desc").fetchall()
     )
     assert control > 20_000, "control: without a bound all is read"

@@ -13,6 +13,9 @@ from support.database import Connect, Connection, one
 from support.waiting import wait_until
 
 LANE_LOCK = 1413565441
+_ROWS_READ = """
+select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
+  join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'tallybook' and c.relkind in ('i', 'r')"""
 
 
 def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: Any) -> list[int]:
@@ -99,6 +102,17 @@ def reading(db: Connection, call: str, tables: str) -> Reading:
 def waits(db: Connection, conn: Connection) -> bool:
     """Whether this session waits for another one."""
     return bool(one(db, "select pg_blocking_pids(%s) <> '{}'", conn.info.backend_pid))
+
+
+def rows_read(db: Connection, work: Callable[[], object]) -> int:
+    """Return how many rows and index entries of Tallybook the second of two runs reads; both are rolled back."""
+    found = 0
+    for _ in range(2):
+        with db.transaction(force_rollback=True):
+            before = one(db, _ROWS_READ)
+            work()
+            found = one(db, _ROWS_READ) - before
+    return found
 
 
 def is_blocked(db: Connection, session: Connection) -> bool:
