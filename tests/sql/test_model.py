@@ -30,13 +30,16 @@ from hypothesis.stateful import (
 from psycopg import sql
 
 from support.chance import QUIET, THOROUGH
-from support.database import Connection
+from support.database import Connection, one
 from support.job_lists import STATES, differences, some_filters
 
 DAY = timedelta(days=1)
 QUEUE = "mail"
 TASKS = ("send", "pack")
 LEASE_TIME = DAY / 2
+KEYS = st.sampled_from([None, None, "k", "l"])
+NEW = st.tuples(st.sampled_from(TASKS), st.integers(0, 2), st.sampled_from([None, -1, 1, 2]), KEYS)
+"""A new job's task, priority, days until it runs, and unique key."""
 
 
 @dataclass(eq=False)
@@ -118,14 +121,9 @@ class Ledger(RuleBasedStateMachine):
 
     # Rules: producers.
 
-    @rule(
-        task=st.sampled_from(TASKS),
-        priority=st.integers(0, 2),
-        days=st.sampled_from([None, -1, 1, 2]),
-        key=st.sampled_from([None, None, "k", "l"]),
-        limit=st.sampled_from([None, 1, 2]),
-    )
-    def enqueue(self, task: str, priority: int, days: int | None, key: str | None, limit: int | None) -> None:
+    @rule(new=NEW, limit=st.sampled_from([None, 1, 2]))
+    def enqueue(self, new: tuple[str, int, int | None, str | None], limit: int | None) -> None:
+        task, priority, days, key = new
         run_at = None if days is None else self.base + days * DAY
         got = self.one(
             "select tallybook.enqueue(%s, %s, '{}', %s, %s, %s, %s)", QUEUE, task, run_at, priority, key, limit
@@ -133,29 +131,15 @@ class Ledger(RuleBasedStateMachine):
         self.written += 1
         self.put(got, task, priority, run_at, key, limit)
 
-    @rule(
-        jobs=st.lists(
-            st.tuples(
-                st.sampled_from(TASKS),
-                st.integers(0, 2),
-                st.sampled_from([None, -1, 1, 2]),
-                st.sampled_from([None, None, "k", "l"]),
-            ),
-            max_size=5,
-        )
-    )
+    @rule(jobs=st.lists(NEW, max_size=5))
     def enqueue_many(self, jobs: list[tuple[str, int, int | None, str | None]]) -> None:
         run_ats = [None if days is None else self.base + days * DAY for _, _, days, _ in jobs]
         ids, created = self.row(
             "select * from tallybook.enqueue_many(%s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::int[],"
             " %s::text[])",
-            [QUEUE] * len(jobs),
-            [job[0] for job in jobs],
-            ["{}"] * len(jobs),
-            run_ats,
-            [job[1] for job in jobs],
+            [QUEUE] * len(jobs), [job[0] for job in jobs], ["{}"] * len(jobs), run_ats, [job[1] for job in jobs],
             [job[3] for job in jobs],
-        )
+        )  # fmt: skip
         self.written += 1
         for got, new, (task, priority, _, key), run_at in zip(ids, created, jobs, run_ats, strict=True):
             assert new == self.put(got, task, priority, run_at, key, None)
@@ -287,15 +271,9 @@ class Ledger(RuleBasedStateMachine):
         job = self.one_running(data)
         got = self.one(
             "select tallybook.fail(%s, %s, %s, %s, %s, %s, %s, %s)",
-            job.lease,
-            job.id,
-            job.attempt,
-            json.dumps({"message": f"no luck in {job.attempt}"}),
-            days * DAY,
-            limit,
-            final,
-            self.now,
-        )
+            job.lease, job.id, job.attempt, json.dumps({"message": f"no luck in {job.attempt}"}), days * DAY, limit,
+            final, self.now,
+        )  # fmt: skip
         self.written += 1
         job.failures += 1
         job.errors.append(f"no luck in {job.attempt}")
@@ -424,16 +402,12 @@ class Ledger(RuleBasedStateMachine):
     def renew(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(self.workers))
         mine = [job for job in self.jobs.values() if job.state == "running" and job.worker == worker.id]
-        call = (
-            "select job_id from tallybook.renew(%s, 0, %s::bigint[], %s)",
-            worker.id,
-            [job.id for job in mine],
-            self.now,
-        )
+        renew = "select job_id from tallybook.renew(%s, 0, %s::bigint[], %s)"
+        params = (worker.id, [job.id for job in mine], self.now)
         if worker.gone:
-            self.refused("TB006", *call)
+            self.refused("TB006", renew, *params)
             return
-        told = {row[0] for row in self.db.execute(call[0], call[1:])}
+        told = {row[0] for row in self.db.execute(renew, params)}
         assert told >= {job.id for job in mine if job.cancel_asked}
         worker.seen_at, worker.suspect_since = self.now, None
 
@@ -519,22 +493,13 @@ class Ledger(RuleBasedStateMachine):
         ).fetchall()
         assert shown == [
             (
-                job.id,
-                job.task,
-                job.state,
-                job.priority,
-                job.attempt,
-                job.started,
-                job.failures,
-                job.crashes,
-                job.max_attempts,
-                job.key,
+                job.id, job.task, job.state, job.priority, job.attempt, job.started, job.failures, job.crashes,
+                job.max_attempts, job.key,
                 job.worker if job.lease and job.state in ("running", "completed", "cancelled") else None,
-                job.errors,
-                job.errors[-1] if job.errors else None,
+                job.errors, job.errors[-1] if job.errors else None,
             )
             for _, job in sorted(self.jobs.items())
-        ]
+        ]  # fmt: skip
 
     @invariant()
     def attempts_are_numbered(self) -> None:
@@ -624,22 +589,23 @@ def test_the_verbs_do_what_the_model_does(careless: Connection) -> None:
     )
 
 
-KEYS = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=20)
+TEXT = st.characters(exclude_characters="\x00", exclude_categories=["Cs"])
+NAMES = st.text(TEXT, max_size=20)
 
 
 @pytest.mark.slow
 @settings(max_examples=1000 if THOROUGH else 80, deadline=None, suppress_health_check=QUIET)
 @given(
     args=st.dictionaries(
-        KEYS,
+        NAMES,
         st.recursive(
             st.none()
             | st.booleans()
             | st.integers()
             | st.integers(-(10**60), 10**60)
             | st.floats(allow_nan=False, allow_infinity=False)
-            | st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"])),
-            lambda inner: st.lists(inner, max_size=5) | st.dictionaries(KEYS, inner, max_size=5),
+            | st.text(TEXT),
+            lambda inner: st.lists(inner, max_size=5) | st.dictionaries(NAMES, inner, max_size=5),
         ),
         max_size=6,
     ),
@@ -657,11 +623,8 @@ def test_args_come_back_as_they_went_in(careless: Connection, args: dict[str, An
         enqueue = "select job_ids[1] from tallybook.enqueue_many('{mail}', '{send}', array[%s::text])"
     else:
         enqueue = "select tallybook.enqueue('mail', 'send', %s)"
-    row = careless.execute(enqueue, [text]).fetchone()
-    assert row is not None
-    shown = careless.execute("select args::text from tallybook.job where id = %s", row).fetchone()
-    assert shown is not None
-    assert exact(shown[0]) == exact(text)
+    job = one(careless, enqueue, text)
+    assert exact(one(careless, "select args::text from tallybook.job where id = %s", job)) == exact(text)
 
 
 @settings(max_examples=300 if THOROUGH else 40, deadline=None, suppress_health_check=QUIET)
@@ -671,10 +634,10 @@ def test_args_come_back_as_they_went_in(careless: Connection, args: dict[str, An
             {
                 "queue": st.sampled_from(["mail", "files"]),
                 "task": st.sampled_from(TASKS),
-                "args": st.dictionaries(KEYS, st.integers(), max_size=2).map(json.dumps),
+                "args": st.dictionaries(NAMES, st.integers(), max_size=2).map(json.dumps),
                 "hours": st.sampled_from([None, -1, 5, 6]),
                 "priority": st.sampled_from([None, 0, 2]),
-                "key": st.sampled_from([None, None, "k", "l"]),
+                "key": KEYS,
                 "limit": st.sampled_from([None, 1, 7]),
                 "headers": st.sampled_from([None, '{"trace": "00-1"}']),
             }
@@ -692,21 +655,16 @@ def test_a_batch_is_its_singles_in_order(careless: Connection, specs: list[dict[
             {**spec, "queue": f"{spec['queue']} {own}", "key": spec["key"] and f"{spec['key']} {own}"} for spec in specs
         ]
 
-    base = careless.execute("select clock_timestamp()").fetchone()
-    assert base is not None
+    base = one(careless, "select clock_timestamp()")
     for spec in specs:
-        spec["run_at"] = None if spec["hours"] is None else base[0] + timedelta(hours=spec["hours"])
+        spec["run_at"] = None if spec["hours"] is None else base + timedelta(hours=spec["hours"])
         spec["some_priority"] = 2 if spec["priority"] is None else spec["priority"]
     first, second = elsewhere(specs), elsewhere(specs)
-    singles = [
-        careless.execute(
-            "select tallybook.enqueue(%(queue)s, %(task)s, %(args)s, %(run_at)s, %(some_priority)s, %(key)s, %(limit)s,"
-            " %(headers)s)",
-            spec,
-        ).fetchone()
-        for spec in first
-    ]
-    ids = [row[0] for row in singles if row]
+    enqueue = (
+        "select tallybook.enqueue(%(queue)s, %(task)s, %(args)s, %(run_at)s, %(some_priority)s, %(key)s, %(limit)s,"
+        " %(headers)s)"
+    )
+    ids = [one(careless, enqueue, spec) for spec in first]
     columns = ("queue", "task", "args", "run_at", "priority", "key", "limit", "headers")
     row = careless.execute(
         "select * from tallybook.enqueue_many(%s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::int[],"
