@@ -223,24 +223,12 @@ def test_looking_at_the_query_runs_nothing_of_it(db: Connection) -> None:
     assert keys(db) == ["2", "3", "4"]
 
 
-BAD: list[dict[str, Any]] = [
-    {"queue": ""},
-    {"queue": "x" * 65},
-    {"queue": None},
-    {"task": ""},
-    {"task": None},
-    {"priority": -1},
-    {"priority": None},
-    {"max_attempts": 0},
-    {"headers": "[]"},
-    {"options": "[]"},
-    {"options": '{"version": 0}'},
-]
-
-
 def test_what_enqueue_refuses_is_refused(db: Connection) -> None:
     """Arguments that no job may have raise TB005."""
-    for bad in BAD:
+    for bad in [
+        {"queue": ""}, {"queue": "x" * 65}, {"queue": None}, {"task": ""}, {"task": None}, {"priority": -1},
+        {"priority": None}, {"max_attempts": 0}, {"headers": "[]"}, {"options": "[]"}, {"options": '{"version": 0}'},
+    ]:  # fmt: skip
         with pytest.raises(psycopg.Error) as caught:
             enqueue_from(db, values("a"), **bad)
         assert caught.value.sqlstate == "TB005", bad
