@@ -9,7 +9,7 @@ import pytest
 
 from support.database import Connection, call, one
 from support.hands import Hands, Job
-from support.subjects import clock, end, many, promote
+from support.subjects import clock, end, many, promote, push
 
 OWN = ("eu", "us")
 
@@ -24,11 +24,6 @@ def own(db: Connection) -> None:
     """The queues eu and us have names of their own; q and r share theirs."""
     for queue in OWN:
         assert one(db, "select tallybook.queue_set(%s, own_names => true)", queue) == "created"
-
-
-def push(db: Connection, queue: str, name: str = "a", **more: Any) -> tuple[int, bool]:
-    ((job, created),) = call(db, "subject_push", **{"queue": queue, "task": "t", "subject": name, **more})
-    return job, created
 
 
 def start(hands: Hands) -> list[Job]:
@@ -56,12 +51,12 @@ def refused(db: Connection, verb: str, **given: Any) -> str:
 
 def test_one_name_lives_in_several_queues(db: Connection, hands: Hands) -> None:
     """S3-02: a queue with own names has its own subject of a name, others share one; a second push is a no-op."""
-    made = {queue: push(db, queue, args={"n": n}) for n, queue in enumerate(("eu", "us", "q"))}
+    made = {queue: push(db, "a", queue=queue, args={"n": n}) for n, queue in enumerate(("eu", "us", "q"))}
     assert [created for _, created in made.values()] == [True] * 3
-    assert {queue: push(db, queue, args={"n": 9}) for queue in made} == {
+    assert {queue: push(db, "a", queue=queue, args={"n": 9}) for queue in made} == {
         q: (job, False) for q, (job, _) in made.items()
     }
-    assert push(db, "r") == (made["q"][0], False)
+    assert push(db, "a", queue="r") == (made["q"][0], False)
     assert seen(db) == [("", "q", "pending", 2), ("eu", "eu", "pending", 0), ("us", "us", "pending", 1)]
     report = many(db, "subject_upsert_many", ["a", "b"], queue="us", args=['{"n": 5}'] * 2)
     assert [(job, said) for _, job, said, *_ in report] == [(made["us"][0], "updated"), (report[1][1], "created")]
@@ -73,7 +68,7 @@ def test_one_name_lives_in_several_queues(db: Connection, hands: Hands) -> None:
 def test_each_ends_and_lives_on_alone(db: Connection, hands: Hands) -> None:
     """The end of a subject is recorded for it alone; an upsert revives it, with its iterations, in its queue."""
     for n, queue in enumerate(("eu", "us", "q")):
-        push(db, queue, args={"n": n})
+        push(db, "a", queue=queue, args={"n": n})
     eu, us, q = start(hands)
     end(hands, "subject_complete", us)
     end(hands, "subject_kill", q)
@@ -91,25 +86,25 @@ def test_each_ends_and_lives_on_alone(db: Connection, hands: Hands) -> None:
 
 def test_a_retry_gives_back_the_name_of_its_queue(db: Connection, hands: Hands) -> None:
     """A retry of a forgotten dead subject takes back its own name, and leaves the same name elsewhere alone."""
-    shared, _ = push(db, "q")
+    shared, _ = push(db, "a", queue="q")
     (job,) = start(hands)
     end(hands, "subject_kill", job)
-    dead, _ = push(db, "eu")
+    dead, _ = push(db, "a", queue="eu")
     (attempt,) = start(hands)
     end(hands, "subject_kill", attempt)
     assert call(db, "subject_forget", task="t", subject="a", queue="eu") == [("forgotten",)]
     assert call(db, "retry", job_id=dead) == [(2,)]
     assert seen(db) == [("", "q", "killed", None), ("eu", "eu", "pending", None)]
-    assert push(db, "eu") == (dead, False)
-    assert push(db, "q") == (shared, False)
+    assert push(db, "a", queue="eu") == (dead, False)
+    assert push(db, "a", queue="q") == (shared, False)
 
 
 def test_a_name_without_its_queue(db: Connection, hands: Hands) -> None:
     """Without its queue, an ambiguous name raises an error with the queues and changes nothing; with it, all works."""
     at = clock(db, "1 h")
     for queue in ("eu", "us", "q"):
-        push(db, queue, run_at=at)
-    push(db, "eu", "only", run_at=at)
+        push(db, "a", queue=queue, run_at=at)
+    push(db, "only", queue="eu", run_at=at)
     for verb, more in (("subject_forget", {}), ("subject_move", {"run_at": at})):
         said = refused(db, verb, task="t", subject="a", **more)
         assert 'several queues have a subject "a" of the task "t": those that share names, "eu", "us"' in said
@@ -129,7 +124,7 @@ def test_a_name_without_its_queue(db: Connection, hands: Hands) -> None:
 def test_pages_pass_over_none_of_one_name(db: Connection, hands: Hands, states: list[str] | None) -> None:
     """Pages of one return each subject of one name once, even if all ended at the same moment."""
     for queue in ("eu", "us", "q"):
-        push(db, queue)
+        push(db, "a", queue=queue)
     at = clock(db)
     for job in start(hands):
         end(hands, "subject_complete", job, at=at)
@@ -146,7 +141,7 @@ def test_pages_pass_over_none_of_one_name(db: Connection, hands: Hands, states: 
 def test_a_truncate_forgets_the_names_of_its_queue(db: Connection, hands: Hands) -> None:
     """A truncate forgets the completed subjects of its queue, batch by batch; the same name elsewhere stays."""
     for queue in ("eu", "us", "q"):
-        push(db, queue)
+        push(db, "a", queue=queue)
     at = clock(db)
     for job in start(hands):
         end(hands, "subject_complete", job, at=at)
@@ -161,8 +156,8 @@ def test_a_truncate_forgets_the_names_of_its_queue(db: Connection, hands: Hands)
 
 def test_names_are_settled_before_the_first_job(db: Connection, hands: Hands) -> None:
     """own_names of a queue that has had jobs cannot change; passing the present value or null changes nothing."""
-    push(db, "eu")
-    push(db, "q")
+    push(db, "a", queue="eu")
+    push(db, "a", queue="q")
     for queue, wanted in (("eu", False), ("q", True)):
         said = refused(db, "queue_set", queue=queue, own_names=wanted, max_attempts=3)
         assert f'queue "{queue}" has had jobs' in said
@@ -175,12 +170,12 @@ def test_names_are_settled_before_the_first_job(db: Connection, hands: Hands) ->
 
 def test_a_dropped_queue_is_settled_anew(db: Connection, hands: Hands) -> None:
     """After its drop a queue can get own names; its next job fixes the setting again."""
-    push(db, "q")
+    push(db, "a", queue="q")
     (job,) = start(hands)
     end(hands, "subject_drop", job)
     call(db, "worker_stop", worker=hands.worker)
     assert one(db, "select tallybook.queue_drop('q')") is True
     assert one(db, "select tallybook.queue_set('q', own_names => true)") == "created"
-    push(db, "q")
+    push(db, "a", queue="q")
     assert seen(db) == [("q", "q", "pending", None)]
     assert 'queue "q" has had jobs' in refused(db, "queue_set", queue="q", own_names=False)
