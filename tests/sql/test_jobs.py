@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
 from support.broken import without
 from support.chance import THOROUGH
@@ -124,50 +123,34 @@ class Shop:
         rng = self.rng
         more: dict[str, Any] = {"queue": rng.choice("qr"), "task": rng.choice("tu"), "priority": rng.choice([1, 2])}
         kind = rng.choice(["plain", "plain", "later", "order", "fair", "key", "linked", "child", "subject"])
-        if kind == "later":
-            more["run_at"] = LATER
-        elif kind == "order":
-            more["order_key"] = rng.choice("ab")
-        elif kind == "fair":
-            more["options"] = Jsonb({"fair_key": rng.choice("xy")})
-        elif kind == "key":
-            more["unique_key"] = rng.choice("kl")
-        elif kind == "linked":
-            more["headers"] = Jsonb({"links": {"submission": rng.choice([1, "1", 2])}})
-        elif kind == "child" and self.jobs:
-            parents = [rng.choice(self.jobs)]
-            query = (
-                "select tallybook.enqueue_after('q', 't', %s) from tallybook.job"
-                " where id = any (%s) and state <> 'dead'"
-            )
-            if row := self.db.execute(query, (parents, parents)).fetchone():
-                self.jobs.append(row[0])
-            return
+        more |= {
+            "later": {"run_at": LATER},
+            "order": {"order_key": rng.choice("ab")},
+            "fair": {"options": {"fair_key": rng.choice("xy")}},
+            "key": {"unique_key": rng.choice("kl")},
+            "linked": {"headers": {"links": {"submission": rng.choice([1, "1", 2])}}},
+        }.get(kind, {})
+        if kind == "child" and self.jobs:
+            parent = rng.choice(self.jobs)
+            if states(self.db, parent) not in (["dead"], ["gone"]):
+                self.jobs.append(self.hands.one("select tallybook.enqueue_after('q', 't', %s)", [parent]))
         elif kind == "subject":
             self.jobs.append(push(self.db, rng.choice(["one", "two"]), task="s")[0])
-            return
-        self.jobs.append(put(self.db, **more))
+        else:
+            self.jobs.append(put(self.db, **more))
 
     def end(self) -> None:
         if not self.taken:
             self.taken = self.hands.start(self.rng.randint(1, 4))
             return
         job = self.taken.pop(self.rng.randrange(len(self.taken)))
-        how = self.rng.choice(
-            ["complete", "complete", "again", "later", "dead", "snooze", "cancel_running", "move", "crash"]
-        )
-        if how == "again":
-            self.hands.fail(job)
-        elif how == "later":
-            self.hands.fail(job, "1 h")
-        elif how == "dead":
-            self.hands.fail(job, final=True)
-        elif how == "snooze":
-            self.hands.say("snooze", job, "1 h")
-        elif how == "crash":
-            self.hands.say("crash", job, '{"type": "Crash", "message": "out of memory"}')
+        more: dict[str, list[Any]] = {"snooze": ["1 h"], "crash": ['{"type": "Crash", "message": "out of memory"}']}
+        fails: dict[str, dict[str, Any]] = {"again": {}, "later": {"retry_in": "1 h"}, "dead": {"final": True}}
+        how = self.rng.choice(["complete", "complete", *fails, "snooze", "cancel_running", "move", "crash"])
+        if how in fails:
+            self.hands.fail(job, **fails[how])
         else:
-            self.hands.say(how, job)
+            self.hands.say(how, job, *more.get(how, []))
 
     def person(self) -> None:
         if not self.jobs:
