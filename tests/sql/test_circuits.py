@@ -37,12 +37,11 @@ def end(asker: Asker, job: int, at: datetime, how: str = "completed") -> None:
 
 
 def state(db: Connection, name: str = KEY) -> tuple[Any, ...]:
-    row = db.execute(
+    (row,) = db.execute(
         "select s.state, cardinality(s.failed_at), s.open_until, (select count(*) from tallybook.concurrency_line l"
         " where l.name = s.name) from tallybook.breaker_state s where s.name = %s",
         (name,),
-    ).fetchone()
-    assert row is not None
+    )
     return row
 
 

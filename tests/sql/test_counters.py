@@ -17,15 +17,13 @@ from support.sessions import buffers
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 ENDS = ("completed", "failed", "snoozed", "cancelled", "lost", "moved", "died")
-SUMS = ", ".join(f"coalesce(sum({what}), 0)::int" for what in (*STATES, *ENDS))
-COUNTS = f"select {SUMS} from tallybook.counts()"  # noqa: S608
 FOLD = "select tallybook.fold()"
 
 
 def counted(db: Connection) -> dict[str, int]:
     """Return the non-zero counts of all queues together."""
-    row = db.execute(COUNTS).fetchone()  # type: ignore[arg-type]
-    assert row is not None
+    sums = ", ".join(f"coalesce(sum({what}), 0)::int" for what in (*STATES, *ENDS))
+    (row,) = db.execute(f"select {sums} from tallybook.counts()")  # noqa: S608
     return {what: n for what, n in zip((*STATES, *ENDS), row, strict=True) if n}
 
 

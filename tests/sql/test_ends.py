@@ -304,8 +304,7 @@ def test_an_on_dead_that_no_job_can_have_is_refused_at_the_start(db: Connection)
 
 def value(db: Connection, call: str, filters: str) -> tuple[Any, ...]:
     """Return the row of one verb with these filters, which are constants of this file."""
-    row = db.execute(f"select {call.replace('...', filters)}").fetchone()  # type: ignore[arg-type]
-    assert row is not None
+    (row,) = db.execute(f"select {call.replace('...', filters)}")  # type: ignore[arg-type]
     return row
 
 

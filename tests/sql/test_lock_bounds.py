@@ -11,7 +11,7 @@ import pytest
 
 from support.broken import without
 from support.clusters import cluster
-from support.database import Connect, Connection
+from support.database import Connect, Connection, one
 from support.hands import Hands
 from support.sessions import behind, is_blocked
 from support.subjects import many
@@ -31,7 +31,7 @@ def held(db: Connection) -> dict[int, int]:
         "select classid::bigint - 1413565400, count(*) from pg_locks"
         " where locktype = 'advisory' and pid = pg_backend_pid() group by 1"
     )
-    return {int(kind): int(n) for kind, n in db.execute(query).fetchall()}
+    return dict(db.execute(query).fetchall())
 
 
 def keyed(db: Connection, keys: Sequence[str], how: str, n: int = 1, task: str = "t") -> list[int]:
@@ -43,9 +43,7 @@ def keyed(db: Connection, keys: Sequence[str], how: str, n: int = 1, task: str =
         " unique_whiles => array_fill('queued'::text, array[%(n)s]))"
     )
     values = {"n": len(keys), "task": task, "args": f'{{"n": {n}}}', "keys": list(keys), "how": how}
-    row = db.execute(query, values).fetchone()
-    assert row is not None
-    return list(row[0])
+    return one(db, query, values)
 
 
 def names(n: int) -> list[str]:

@@ -101,7 +101,7 @@ class Ledger(RuleBasedStateMachine):
         super().__init__()
         Ledger.examples += 1
         if Ledger.examples % 100 == 1:
-            self.db.execute(EMPTY)
+            self.db.execute("truncate " + ", ".join(f"tallybook.{table}" for table in TABLES))
         else:  # quicker, but it leaves dead rows
             for table in TABLES:
                 self.db.execute(sql.SQL("delete from tallybook.{}").format(sql.Identifier(table)))
@@ -537,9 +537,8 @@ class Ledger(RuleBasedStateMachine):
         return any(job.state == "running" for job in self.jobs.values())
 
     def row(self, statement: str, *params: Any) -> tuple[Any, ...]:
-        row = self.db.execute(statement, params).fetchone()
-        assert row is not None
-        return tuple(row)
+        (row,) = self.db.execute(statement, params)
+        return row
 
     def one(self, statement: str, *params: Any) -> Any:
         return self.row(statement, *params)[0]
@@ -551,7 +550,6 @@ class Ledger(RuleBasedStateMachine):
 
 
 TABLES = ("entry", "claim", "outcome", "scheduled", "dead", "tombstone", "unique_key", "worker", "lane", "queue")
-EMPTY = "truncate " + ", ".join(f"tallybook.{table}" for table in TABLES)
 VERBS = (
     "enqueue(%(queue)s, 'send', unique_key => 'k')",
     "enqueue(%(queue)s, 'send', run_at => clock_timestamp() + '1 h')",
