@@ -14,7 +14,7 @@ import pytest
 
 from support.broken import without
 from support.database import Connect, Connection, one
-from support.hands import Hands, put
+from support.hands import Hands, put, put_many
 from support.queries import enqueue_from, keys, values
 from support.sessions import crossed
 from support.waiting import wait_until
@@ -278,13 +278,9 @@ def test_control_the_order_of_the_query_deadlocks(db: Connection, connect: Conne
 def test_in_the_order_of_enqueue_many(db: Connection, connect: Connect) -> None:
     """Beside an enqueue_many with the same keys, in the order of the database's collation, there is no deadlock."""
     names = ["B", "a", "Ä", "z", "_", "1"]
-    enqueue_many = (
-        "select tallybook.enqueue_many(array_fill('q'::text, '{6}'), array_fill('t'::text, '{6}'),"
-        " array_fill('{}'::text, '{6}'), unique_keys => %s)"
-    )
     _, (seen, _) = crossed(
         db, connect, lambda third: put(third, unique_key="a"),
-        lambda conn: conn.execute(enqueue_many, [names[::-1]]), lambda conn: enqueue_from(conn, values(*names)),
+        lambda conn: put_many(conn, 6, unique_keys=names[::-1]), lambda conn: enqueue_from(conn, values(*names)),
     )  # fmt: skip
     assert seen == 6
     assert live(db) == sorted(names)

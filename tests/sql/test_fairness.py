@@ -17,6 +17,7 @@ from support.askers import HOUR, S, T
 from support.broken import without
 from support.chance import seeds
 from support.database import Connect, Connection, call, one
+from support.hands import put_many
 from support.sessions import buffers
 
 
@@ -26,12 +27,8 @@ def put(db: Connection, key: str, n: int = 1, *, at: datetime = T, **more: Any) 
     return [call(db, "enqueue", **named)[0][0] for _ in range(n)]
 
 
-def load(db: Connection, keys: list[str], at: datetime = T) -> None:
-    db.execute(
-        "select tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]), array_fill('t'::text, array[%(n)s]),"
-        " array_fill('{}'::text, array[%(n)s]), options => %(options)s, at => %(at)s)",
-        {"n": len(keys), "options": [json.dumps({"fair_key": key}) for key in keys], "at": at},
-    )
+def load(db: Connection, keys: list[str]) -> None:
+    put_many(db, len(keys), options=[json.dumps({"fair_key": key}) for key in keys], at=T)
 
 
 class Dealer:

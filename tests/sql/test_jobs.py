@@ -13,7 +13,7 @@ import pytest
 from support.broken import without
 from support.chance import THOROUGH
 from support.database import Connect, Connection, one
-from support.hands import Hands, Job, put, states
+from support.hands import Hands, Job, put, put_many, states
 from support.job_lists import STATES, differences, ids, page, pages, some_filters
 from support.sessions import crossed, rows_read
 from support.subjects import clock, promote, push
@@ -246,9 +246,6 @@ def test_a_page_reads_a_bounded_number_of_rows(db: Connection, connect: Any) -> 
         "what is retrying": {"states": ["retrying"]},
         "since tomorrow": {"since": LATER},
     }
-    load = """
-select tallybook.enqueue_many(array_fill('q'::text, '{20000}'), array_fill('t'::text, '{20000}'),
-                              array_fill('{}'::text, '{20000}'))"""
     tables = """
 select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where n.nspname = 'tallybook' and c.relkind = 'r'"""
@@ -262,7 +259,7 @@ select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n
     failed = put(db)
     for job in hands.start() + hands.start():
         hands.complete(job) if job.id == quiet else hands.fail(job, "1 h")
-    db.execute(load)
+    put_many(db, 20_000)
     for what, named in pages.items():
         assert rows_read(old, lambda named=named: page(old, **named, max_looked=1000)) < 6_000, what  # type: ignore[misc]
     rows, more = page(old, task="none", max_looked=1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -11,8 +11,8 @@ import pytest
 
 from support.broken import without
 from support.clusters import cluster
-from support.database import Connect, Connection, one
-from support.hands import Hands
+from support.database import Connect, Connection
+from support.hands import Hands, put_many
 from support.sessions import behind, is_blocked
 from support.subjects import many
 from support.waiting import wait_until
@@ -34,16 +34,11 @@ def held(db: Connection) -> dict[int, int]:
     return dict(db.execute(query).fetchall())
 
 
-def keyed(db: Connection, keys: Sequence[str], how: str, n: int = 1, task: str = "t") -> list[int]:
+def keyed(db: Connection, keys: list[str], how: str, n: int = 1, task: str = "t") -> list[int]:
     """Enqueue a job for each of these keys, in one statement."""
-    query = (
-        "select job_ids from tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]),"
-        " array_fill(%(task)s::text, array[%(n)s]), array_fill(%(args)s::text, array[%(n)s]), unique_keys => %(keys)s,"
-        " on_conflicts => array_fill(%(how)s::text, array[%(n)s]),"
-        " unique_whiles => array_fill('queued'::text, array[%(n)s]))"
-    )
-    values = {"n": len(keys), "task": task, "args": f'{{"n": {n}}}', "keys": list(keys), "how": how}
-    return one(db, query, values)
+    each = len(keys)
+    unique = {"unique_keys": keys, "on_conflicts": [how] * each, "unique_whiles": ["queued"] * each}
+    return put_many(db, each, task=task, args=f'{{"n": {n}}}', **unique)
 
 
 def names(n: int) -> list[str]:
@@ -96,11 +91,7 @@ def test_the_locks_of_order_keys_are_bounded(db: Connection) -> None:
     """order_admit takes 256 keys and returns busy for the others; ends move as many lines, and rescue the rest."""
     hands, n = Hands(db), 300
     for _ in range(2):
-        db.execute(
-            "select tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]), array_fill('t'::text, array[%(n)s]),"
-            " array_fill('{}'::text, array[%(n)s]), order_keys => %(keys)s)",
-            {"n": n, "keys": names(n)},
-        )
+        put_many(db, n, order_keys=names(n))
     first, second = hands.claim(n), hands.claim(n)
     db.execute("begin")
     ready, busy = hands.turn(first)

@@ -11,7 +11,7 @@ import pytest
 
 from support.broken import without
 from support.database import Connect, Connection
-from support.hands import Hands, put, states
+from support.hands import Hands, put, put_many, states
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
@@ -50,12 +50,8 @@ def test_whatever_queue_priority_and_task(db: Connection) -> None:
 
 def test_a_batch_keeps_its_order(db: Connection, hands: Hands) -> None:
     """enqueue_many lines its jobs up in the given order, with unique keys or without."""
-    row = db.execute(
-        "select job_ids from tallybook.enqueue_many(array_fill('q'::text, '{4}'), array_fill('t'::text, '{4}'),"
-        " array_fill('{}'::text, '{4}'), unique_keys => '{z,NULL,a,NULL}', order_keys => '{k,k,k,k}')"
-    ).fetchone()
-    assert row is not None
-    assert hands.run_all() == sorted(row[0])
+    jobs = put_many(db, 4, unique_keys=["z", None, "a", None], order_keys=["k"] * 4)
+    assert hands.run_all() == sorted(jobs)
 
 
 def test_a_scheduled_job_comes_into_line_when_it_is_promoted(db: Connection, hands: Hands) -> None:
@@ -338,11 +334,7 @@ def test_an_end_in_a_repeatable_read_transaction_releases_at_the_latest_with_res
 def test_a_hot_key_holds_up_nobody_else(db: Connection, hands: Hands) -> None:
     """F49: behind 3,000 jobs of one key, another job starts once each of these was set aside once."""
     n = 3000
-    db.execute(
-        "select tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]), array_fill('t'::text, array[%(n)s]),"
-        " array_fill('{}'::text, array[%(n)s]), order_keys => array_fill('hot'::text, array[%(n)s]))",
-        {"n": n},
-    )
+    put_many(db, n, order_keys=["hot"] * n)
     other = put(db)
     began, started = time.monotonic(), hands.start(1000)
     while not any(job.id == other for job in started):
@@ -360,11 +352,7 @@ def test_the_locks_of_thousands_of_keys_fit(db: Connection, hands: Hands) -> Non
     """One rescue after hundreds of missed releases takes the locks of a hundred keys at most."""
     keys = [f"k{n}" for n in range(300)]
     for _ in range(2):
-        db.execute(
-            "select tallybook.enqueue_many(array_fill('q'::text, '{300}'), array_fill('t'::text, '{300}'),"
-            " array_fill('{}'::text, '{300}'), order_keys => %s)",
-            (keys,),
-        )
+        put_many(db, 300, order_keys=keys)
     for _ in range(3):
         hands.start(200)
     db.execute("truncate tallybook.order_turn")  # as if all of them had ended

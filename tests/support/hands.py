@@ -143,9 +143,11 @@ def put(db: Connection, **more: Any) -> int:
     return job
 
 
-def put_many(db: Connection, n: int, queue: str = "q", **more: Any) -> None:
-    """Enqueue `n` jobs with one call, in one transaction."""
-    call(db, "enqueue_many", queues=[queue] * n, tasks=["t"] * n, args=["{}"] * n, **more)
+def put_many(db: Connection, n: int, queue: str = "q", *, task: str = "t", args: str = "{}", **more: Any) -> list[int]:
+    """Enqueue n jobs in one statement; a list has one value per job: put_many(db, 2, order_keys=["a", "b"])."""
+    given = {"queues": [queue] * n, "tasks": [task] * n, "args": [args] * n, **more}
+    ((jobs,),) = call(db, "enqueue_many", "job_ids", **given)
+    return jobs
 
 
 def child(db: Connection, *after: int, **more: Any) -> int:
