@@ -40,7 +40,6 @@ class Crowd:
     jobs: list[int] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    first: dict[str, list[int]] = field(default_factory=lambda: {key: [] for key in KEYS})
 
     def goes_on(self) -> bool:
         age = time.monotonic() - self.began
@@ -54,7 +53,6 @@ class Crowd:
                 if others := self.running[key] - {job.id}:
                     self.wrong.append(f"{job.id} started while {others} ran, key {key}")
                 self.running[key].add(job.id)
-                self.first[key].append(job.id)
 
     def ends(self, job: Job) -> None:
         with self.lock:
@@ -101,8 +99,7 @@ def work(crowd: Crowd, number: int) -> None:
             held += hands.claim(source.randint(1, 8))
         free, busy = [], []
         for job in held:
-            (now,) = hands.claimed_jobs(job.lease, job.id) or [None]
-            assert now is not None
+            (now,) = hands.claimed_jobs(job.lease, job.id)
             if now.cancelled:
                 hands.say("cancel_running", now)
             else:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from support.broken import without
-from support.database import Connect, Connection
+from support.database import Connect, Connection, call
 from support.hands import Hands
 
 T = datetime(2026, 1, 31, 9, tzinfo=UTC)
@@ -15,10 +15,7 @@ OF = "select queue, oldest from tallybook._oldest_of(%s) order by queue"
 
 
 def put(conn: Connection, queue: str, minutes: int, priority: int = 2) -> None:
-    conn.execute(
-        "select tallybook.enqueue(%s, 'noop', '{}', priority => %s, at => %s)",
-        (queue, priority, T + timedelta(minutes=minutes)),
-    )
+    call(conn, "enqueue", queue=queue, task="noop", priority=priority, at=T + timedelta(minutes=minutes))
 
 
 def oldest(db: Connection, *queues: str) -> dict[str, int]:
