@@ -11,19 +11,13 @@ from support.database import Connection, call, one
 from support.hands import Hands, Job
 from support.subjects import clock, end, many, promote, push
 
-OWN = ("eu", "us")
-
 
 @pytest.fixture
 def hands(db: Connection) -> Hands:
-    return Hands(db, *OWN, "q", "r")
-
-
-@pytest.fixture(autouse=True)
-def own(db: Connection) -> None:
-    """The queues eu and us have names of their own; q and r share theirs."""
-    for queue in OWN:
+    """A worker of the queues eu and us, which have names of their own, and q and r, which share theirs."""
+    for queue in ("eu", "us"):
         assert one(db, "select tallybook.queue_set(%s, own_names => true)", queue) == "created"
+    return Hands(db, "eu", "us", "q", "r")
 
 
 def start(hands: Hands) -> list[Job]:
