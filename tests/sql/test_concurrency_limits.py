@@ -18,7 +18,7 @@ from support.hands import states
 
 
 def limit(db: Connection, name: str = "customer", most: int = 2) -> str:
-    return str(one(db, "select tallybook.concurrency_limit_set(%s, %s)", name, most))
+    return one(db, "select tallybook.concurrency_limit_set(%s, %s)", name, most)
 
 
 def complete(asker: Asker, *jobs: int) -> None:

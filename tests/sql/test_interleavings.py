@@ -26,7 +26,6 @@ from support.interleave import Connection, Schedule, Step, interleavings, is_idl
 pytestmark = pytest.mark.direct("watches which session waits for which")
 
 FAR = "clock_timestamp() + interval '1 day'"
-FINAL = {"completed", "cancelled", "dead"}
 
 
 @dataclass
@@ -189,8 +188,6 @@ select e.job_id, e.attempt, array_agg(o.state::text) filter (where o.state is no
 _HANDED_OUT = """
 select c.id, c.jobs, h.job_id, h.attempt from tallybook.lane l join tallybook.claim c on c.lane_id = l.lane_id,
        tallybook.claimed_jobs(c.lease) h where l.queue = %s and c.lease is not null"""
-_SCHEDULED = """
-select s.job_id from tallybook.scheduled s join tallybook.lane l on l.lane_id = s.lane_id where l.queue = %s"""
 
 
 async def violations(conn: Connection, scene: Scene) -> list[str]:
@@ -201,7 +198,7 @@ async def violations(conn: Connection, scene: Scene) -> list[str]:
     for job, attempt, states, dead in await rows(conn, _ENTRIES, scene.queue):
         states = states or []
         attempts.setdefault(job, []).append(attempt)
-        ends[job] += sum(state in FINAL or (state == "lost" and dead) for state in states)
+        ends[job] += sum(state in ("completed", "cancelled", "dead") or (state == "lost" and dead) for state in states)
         if not states:
             found.append(f"lost: job {job}, attempt {attempt} was left open")
         if len(states) > 1:
@@ -215,7 +212,8 @@ async def violations(conn: Connection, scene: Scene) -> list[str]:
             found.append(f"doubly ended: job {job} has {ends[job]} final outcomes")
     found += [f"lost: job {job} never ended" for job in scene.committed if not ends[job]]
     found += [f"ghost: job {job} was rolled back and seen" for job in scene.rolled_back & scene.seen]
-    waiting = await rows(conn, _SCHEDULED, scene.queue)
+    scheduled = "select s.job_id from tallybook.scheduled s join tallybook.lane l using (lane_id) where l.queue = %s"
+    waiting = await rows(conn, scheduled, scene.queue)
     found += [f"lost: job {job} is still scheduled" for (job,) in waiting]
     handed = await rows(conn, _HANDED_OUT, scene.queue)
     times = Counter((job, attempt) for _, _, job, attempt in handed)

@@ -22,8 +22,6 @@ from support.hands import Hands, Job, put
 pytestmark = pytest.mark.direct("kills sessions by their process")
 
 KEYS = [f"k{n}" for n in range(4)]
-SECONDS = 3.0
-LONGEST = 60.0
 
 
 @dataclass
@@ -43,7 +41,7 @@ class Crowd:
 
     def goes_on(self) -> bool:
         age = time.monotonic() - self.began
-        return age < SECONDS or (age < LONGEST and not self.enough(self))
+        return age < 3 or (age < 60 and not self.enough(self))
 
     def begins(self, job: Job) -> None:
         key = job.order_key
