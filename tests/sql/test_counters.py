@@ -12,7 +12,7 @@ import pytest
 
 from support.broken import without
 from support.database import Connect, Connection, call, one
-from support.hands import Hands, put
+from support.hands import Hands, put, put_many
 from support.sessions import buffers
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
@@ -340,32 +340,24 @@ READS: dict[str, LiteralString] = {
     "backlog": "select * from tallybook.backlog()",
     "completed_since": "select * from tallybook.completed_since(now() - interval '1 day')",
 }
-HISTORY: LiteralString = """
-do $$
-declare
-  v_worker int := tallybook.worker_start('filler', '{q}'); v_lease uuid; v_n int := %(n)s;
-begin
-  perform tallybook.enqueue_many(array_fill('q'::text, array[v_n]), array_fill('t'::text, array[v_n]),
-    array_fill('{}'::text, array[v_n]));
-  commit;
-  for i in 1..20 loop
-    v_lease := gen_random_uuid();
-    perform tallybook.claim(v_worker, '{q}', array[v_n / 40], v_lease);
-    commit;
-    perform tallybook.complete_many(array_agg(v_lease), array_agg(l.job_id), array_agg(l.attempt))
-      from tallybook.claimed_jobs(v_lease) l;
-    commit;
-  end loop;
-  perform tallybook.fold();
-end $$"""
+
+
+def half_done(db: Connection, n: int) -> None:
+    """Enqueue n jobs and complete half of them, in 20 batches."""
+    put_many(db, n)
+    hands = Hands(db)
+    for _ in range(20):
+        jobs = hands.claim(n // 40)
+        ended = [job.lease for job in jobs], [job.id for job in jobs], [job.attempt for job in jobs]
+        assert hands.one("select tallybook.complete_many(%s, %s, %s)", *ended) == []
+    db.execute(FOLD)
 
 
 def test_reading_costs_the_same_at_any_size(db: Connection, connect: Connect) -> None:
     """S3-15: counts and views for people read no more pages with 20,000 jobs, half of them completed, than with 100."""
-    fill = HISTORY.replace("%(n)s", "100")
-    db.execute(fill)
+    half_done(db, 100)
     before = {name: buffers(connect(), query) for name, query in READS.items()}
-    db.execute(HISTORY.replace("%(n)s", "20000"))
+    half_done(db, 20_000)
     now = counted(db)
     assert now["available"] > 10_000 and now["completed"] > 9000
     after = {name: buffers(connect(), query) for name, query in READS.items()}
@@ -374,7 +366,7 @@ def test_reading_costs_the_same_at_any_size(db: Connection, connect: Connect) ->
 
 def test_control_a_count_reads_all_of_them(db: Connection) -> None:
     """Control: count(*) takes over 40 pages more for the same numbers, so the test above can fail."""
-    db.execute(HISTORY.replace("%(n)s", "20000"))
+    half_done(db, 20_000)
     assert buffers(db, "select count(*) from tallybook.entry") > buffers(db, READS["counts"]) + 40
 
 
