@@ -12,7 +12,7 @@ import pytest
 from support.askers import MIN, S, T
 from support.database import Connect, Connection, call, one
 from support.hands import states
-from support.sessions import behind, waits
+from support.sessions import behind, is_blocked
 from support.subjects import forget, push, upsert
 from support.waiting import wait_until
 
@@ -178,7 +178,7 @@ def test_a_producer_waits_for_a_pick_that_may_have_its_job(
     assert picked == job
     with behind(producer) as pool:
         change_ = pool.submit(change, producer)
-        wait_until(lambda: change_.done() or waits(db, producer), "the producer to wait")
+        wait_until(lambda: change_.done() or is_blocked(db, producer), "the producer to wait")
         picker.commit()
         answer = change_.result(timeout=20)
     assert answer == said if said else answer > job, "it runs: it is left alone"
@@ -205,7 +205,7 @@ def test_the_key_of_a_job_that_a_pick_has_taken_is_not_free(db: Connection, conn
     assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"
     with behind(producer) as pool:
         second = pool.submit(put, producer, unique_key="k")
-        wait_until(lambda: waits(db, producer), "the producer waits")
+        wait_until(lambda: is_blocked(db, producer), "the producer waits")
         picker.commit()
         assert second.result(timeout=20) == [job]
     assert complete(db, picked) == [True]

@@ -14,7 +14,7 @@ import pytest
 from support.broken import without
 from support.database import Connect, Connection, call, one
 from support.hands import Hands, child, put, put_many, states
-from support.sessions import behind, waits
+from support.sessions import behind, is_blocked
 from support.subjects import end, push
 from support.waiting import wait_until
 
@@ -342,7 +342,7 @@ def test_the_lanes_lock_keeps_claims_and_truncates_apart(db: Connection, connect
         other = connect()
         with behind(other) as pool:
             begun = pool.submit(truncate, other)
-            wait_until(lambda: begun.done() or waits(db, other), "it ends, or waits")  # noqa: B023
+            wait_until(lambda: begun.done() or is_blocked(db, other), "it ends, or waits")  # noqa: B023
             assert begun.done() != guarded
             hands.db.execute("commit")
             assert begun.result(timeout=20)[0] == (1 if guarded else 3)

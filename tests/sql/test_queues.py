@@ -12,7 +12,7 @@ import pytest
 
 from support.database import Connect, Connection, Row, call, one
 from support.hands import Hands, put, put_many, states
-from support.sessions import pages, waits
+from support.sessions import is_blocked, pages
 from support.waiting import wait_until
 
 LATER = datetime.now(UTC) + timedelta(days=1)
@@ -389,7 +389,7 @@ def test_notify_is_switched_on_beside_another_change_of_it(db: Connection, conne
     first.execute("select tallybook.queue_set('a', notify => %s)", [before])
     with ThreadPoolExecutor(1) as pool:
         beside = pool.submit(one, second, "select tallybook.queue_set('b', notify => true)")
-        wait_until(lambda: beside.done() or waits(db, second), "it waits")
+        wait_until(lambda: beside.done() or is_blocked(db, second), "it waits")
         first.commit()
         assert beside.result() == "created"
     assert one(db, "select count(*) from pg_trigger where tgname = 'publish'") == 5

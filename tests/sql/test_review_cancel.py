@@ -13,7 +13,7 @@ import pytest
 
 from support.database import Connection, Row, one
 from support.hands import Hands, put, states
-from support.sessions import LANE_LOCK, behind, enqueue, start_worker, waits
+from support.sessions import LANE_LOCK, behind, enqueue, is_blocked, start_worker
 from support.subjects import clock, promote
 from support.waiting import wait_until
 
@@ -84,7 +84,7 @@ def test_a_cancel_that_meets_the_end_of_a_job_taken_by_id(db: Connection, connec
     assert cancel(first, job) == "cancelling"
     with behind(second) as pool:
         waiting = pool.submit(cancel, second, job)
-        wait_until(lambda: waits(db, second), "the second cancel to wait for the first")
+        wait_until(lambda: is_blocked(db, second), "the second cancel to wait for the first")
         assert one(db, "select tallybook.complete(%s, %s, 1)", lease, job)
         first.rollback()
         assert waiting.result(timeout=20) == "completed"
@@ -101,7 +101,7 @@ def test_a_cancel_that_waited_for_a_claim_by_id_is_kept(db: Connection, connect:
     assert one(by_id, query, worker, job, lease)
     with behind(business) as pool:
         waiting = pool.submit(cancel, business, job)
-        wait_until(lambda: waits(db, business), "the cancel to wait for the claim")
+        wait_until(lambda: is_blocked(db, business), "the cancel to wait for the claim")
         by_id.commit()
         assert waiting.result(timeout=20) == "cancelling"
     assert one(db, "select blocked_by = 'cancelled' from tallybook.claimed_jobs(%s)", lease)
@@ -120,7 +120,7 @@ def test_a_cancel_whose_tombstone_goes_while_it_looks_is_kept(db: Connection, co
     holder.execute("select pg_advisory_lock(1, 1)")
     with behind(business) as pool:
         waiting = pool.submit(cancel, business, job)
-        wait_until(lambda: waits(db, business), "the cancel to stop")
+        wait_until(lambda: is_blocked(db, business), "the cancel to stop")
         assert claim(db, worker)[1] == []
         assert one(db, "select not exists (select from tallybook.tombstone)")
         holder.execute("select pg_advisory_unlock(1, 1)")
@@ -234,7 +234,7 @@ def test_a_claim_by_id_that_waits_for_a_cancel_gives_up(db: Connection, quick: A
     assert cancel(business, jobs[2]) == "cancelled"
     with behind(by_id) as pool:
         waiting = pool.submit(claim_job, by_id, its_worker, jobs[2])
-        wait_until(lambda: waits(db, by_id), "the claim by id to wait")
+        wait_until(lambda: is_blocked(db, by_id), "the claim by id to wait")
         locks = (
             "select count(*) from pg_locks where locktype = 'advisory' and classid = %s"
             " and database = (select oid from pg_database where datname = current_database())"
@@ -327,7 +327,7 @@ def test_a_cancel_of_a_job_that_promote_is_moving_is_taken_back(db: Connection, 
     promoter.execute("select tallybook.promote(at => clock_timestamp() + interval '1 min')")
     with behind(person) as pool:
         retried = pool.submit(retry, person, job)
-        wait_until(lambda: waits(db, person), "the retry to wait")
+        wait_until(lambda: is_blocked(db, person), "the retry to wait")
         promoter.commit()
         assert retried.result(timeout=20) == 2
     assert drain(db) == [(job, 2)]

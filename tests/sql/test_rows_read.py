@@ -7,6 +7,7 @@ index is as cheap as the right one, and a worker's session keeps that choice.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, LiteralString
 
 import psycopg
@@ -15,22 +16,7 @@ import pytest
 from support.broken import source
 from support.database import Connection, one
 from support.hands import put_many
-from support.sessions import pages
-
-READ: LiteralString = """
-select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
-  join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'tallybook' and c.relkind in ('i', 'r')"""
-
-
-def _read(conn: Connection, query: LiteralString) -> int:
-    """Return how many rows and index entries a statement reads at its second run; its effects are rolled back."""
-    found = 0
-    for _ in range(2):
-        with conn.transaction(force_rollback=True):
-            before = one(conn, READ)  # includes what earlier statements have not reported yet
-            conn.execute(query)
-            found = one(conn, READ) - before
-    return found
+from support.sessions import pages, rows_read
 
 
 @pytest.mark.slow
@@ -129,13 +115,13 @@ select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n
     old = connect()
     old.execute(stage)
     for query in verbs.values():  # its plans are made here
-        _read(old, query)
+        rows_read(old, partial(old.execute, query))
     db.execute(fill.replace("%(n)s", str(claims)).replace("%%", "%"))
     db.execute(stage)
     new = connect()
     more = {}
     for verb, query in verbs.items():
-        before, now = _read(new, query), _read(old, query)
+        before, now = rows_read(new, partial(new.execute, query)), rows_read(old, partial(old.execute, query))
         if now > 1.5 * before + 50:
             more[verb] = (now, before)
     assert more == {}
@@ -146,10 +132,10 @@ def test_what_is_due_is_found_by_its_index(db: Connection) -> None:
     db.execute("select tallybook.enqueue('q', 'work', run_at => now() + '1 day') from generate_series(1, 3000)")
     db.execute("select tallybook.enqueue('q', 'work', run_at => now() + '1 hour') from generate_series(1, 10)")
     due: LiteralString = "select tallybook.promote(at => now() + '2 hours')"
-    assert _read(db, due) < 300
+    assert rows_read(db, partial(db.execute, due)) < 300
     with db.transaction(force_rollback=True):
         db.execute("drop index tallybook.scheduled_due")
-        assert _read(db, due) > 3000
+        assert rows_read(db, partial(db.execute, due)) > 3000
 
 
 MOST = 90  # pages; all remaining jobs are 100 more

@@ -19,7 +19,7 @@ from support.database import Connect
 from support.database import Connection as Db
 from support.hands import Hands
 from support.interleave import Connection, Step, claimed, rows
-from support.sessions import behind, crossed, waits
+from support.sessions import behind, crossed, is_blocked
 from support.subjects import call, clock, end, forget, many, push, seen, start_one, state, upsert
 from support.waiting import wait_until
 
@@ -331,7 +331,7 @@ def _forgotten_while_leased(db: Db, connect: Connect) -> list[bool]:
     query = "select coalesce(blocked_by in ('cancelled', 'changing'), false) from tallybook.claimed_jobs(%s)"
     with behind(worker) as pool:
         looking = pool.submit(lambda: worker.execute(query, (lease,)).fetchall())
-        wait_until(lambda: waits(db, worker), "claimed_jobs waits")
+        wait_until(lambda: is_blocked(db, worker), "claimed_jobs waits")
         forgetter.execute("commit")
         gate.execute("select pg_advisory_unlock(99)")
         return [blocked for (blocked,) in looking.result(timeout=20)]
@@ -411,7 +411,7 @@ def test_the_old_time_is_exact(db: Db, connect: Connect) -> None:
     upsert(other, "a", run_at=first)
     with behind(waiter) as pool:
         said = pool.submit(upsert, waiter, "a", run_at=second)
-        wait_until(lambda: waits(db, waiter), "the second waits")
+        wait_until(lambda: is_blocked(db, waiter), "the second waits")
         other.commit()
         assert said.result(timeout=20)[1:] == ("updated", first, second)
 

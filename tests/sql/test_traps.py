@@ -20,7 +20,7 @@ from psycopg import errors, sql
 from support.broken import without
 from support.database import Connection, one
 from support.hands import drain, states
-from support.sessions import LANE_LOCK, behind, buffers, claimed_jobs, enqueue, start_worker, waits
+from support.sessions import LANE_LOCK, behind, buffers, claimed_jobs, enqueue, is_blocked, start_worker
 from support.waiting import wait_until
 
 WORKER_GATE, ASLEEP = 1413565442, 1413565444
@@ -167,13 +167,13 @@ def _opposite_orders(db: Connection, connect: Any) -> None:
         claim(first, workers[0], "a")
         left.execute("begin")
         one_way = pool.submit(claim, left, workers[2], ["a", "b"])
-        wait_until(lambda: waits(db, left), "the left claimer to wait for lane a")
+        wait_until(lambda: is_blocked(db, left), "the left claimer to wait for lane a")
         producer.execute("commit")
         second.execute("begin")
         claim(second, workers[1], "b")
         right.execute("begin")
         other_way = pool.submit(claim, right, workers[3], ["a", "b"])
-        wait_until(lambda: waits(db, right), "the right claimer to wait for lane b")
+        wait_until(lambda: is_blocked(db, right), "the right claimer to wait for lane b")
         first.execute("commit")
         wait_until(
             lambda: (
@@ -301,7 +301,7 @@ def test_an_open_cancel_of_a_job_that_is_claimed_by_id_holds_up_no_claim(db: Con
         waiting = pool.submit(
             by_id.execute, "select tallybook.claim_job(%s, %s, gen_random_uuid())", [its_worker, jobs[2]]
         )
-        wait_until(lambda: waiting.done() or waits(db, by_id), "the claim by id to end, or to wait")
+        wait_until(lambda: waiting.done() or is_blocked(db, by_id), "the claim by id to end, or to wait")
         try:
             assert claimed_jobs(other, claim(other, worker, n=2)) == jobs[:2]
         finally:
@@ -495,7 +495,7 @@ def test_ends_go_in_the_order_of_job_ids(db: Connection, connect: Any) -> None:
     assert complete(blocker, lease, jobs[1:2]) == []
     with behind(batch) as pool:
         waiting: Future[list[int]] = pool.submit(complete, batch, lease, jobs[::-1])
-        wait_until(lambda: waits(db, batch), "the batch to wait for its second job")
+        wait_until(lambda: is_blocked(db, batch), "the batch to wait for its second job")
         other.execute("set lock_timeout = '5s'")
         # The batch holds the first job and has not reached the third, which is the first of its arguments.
         assert one(other, "select tallybook.fail(%s, %s, 1, '{}', '1 h')", lease, jobs[2]) == "scheduled"
@@ -570,7 +570,7 @@ def test_a_cancel_that_meets_a_claim_by_id_is_kept(db: Connection, quick: Any) -
     assert one(by_id, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, jobs[0])
     with behind(business) as pool:
         waiting = pool.submit(one, business, "select tallybook.cancel(%s)", jobs[0])
-        wait_until(lambda: waiting.done() or waits(db, business), "the cancel to end, or to wait")
+        wait_until(lambda: waiting.done() or is_blocked(db, business), "the cancel to end, or to wait")
         by_id.execute("commit")
         assert waiting.result(timeout=20) == "cancelling"
     told = db.execute("select job_id from tallybook.renew(%s, 0, %s)", [worker, jobs]).fetchall()

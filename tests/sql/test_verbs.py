@@ -15,7 +15,7 @@ import pytest
 
 from support.database import Connection, one
 from support.hands import put_many
-from support.sessions import behind, claimed_jobs, waits
+from support.sessions import behind, claimed_jobs, is_blocked
 from support.waiting import wait_until
 
 DAY = timedelta(days=1)
@@ -585,7 +585,7 @@ def test_a_cancel_that_meets_a_claim_by_id_is_not_lost(db: Connection, connect: 
     assert one(claimer, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, job) is True
     with behind(person) as pool:
         waiting = pool.submit(one, person, "select tallybook.cancel(%s)", job)
-        wait_until(lambda: waiting.done() or waits(db, person), "the cancel has met the claim")
+        wait_until(lambda: waiting.done() or is_blocked(db, person), "the cancel has met the claim")
         claimer.execute("commit")
         assert waiting.result(60) == "cancelling"
     assert db.execute("select job_id from tallybook.renew(%s, 0, %s)", [worker, [job]]).fetchall() == [(job,)]

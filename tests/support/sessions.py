@@ -99,11 +99,6 @@ def reading(db: Connection, call: str, tables: str) -> Reading:
     return Reading(min(found), whole, indexes)
 
 
-def waits(db: Connection, conn: Connection) -> bool:
-    """Whether this session waits for another one."""
-    return bool(one(db, "select pg_blocking_pids(%s) <> '{}'", conn.info.backend_pid))
-
-
 def rows_read(db: Connection, work: Callable[[], object]) -> int:
     """Return how many rows and index entries of Tallybook the second of two runs reads; both are rolled back."""
     found = 0
