@@ -6,7 +6,6 @@ Its option `die` is the point where it kills itself, at the first atomic job tha
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import psycopg
 from sqlalchemy.orm import Session
 
+from support.worker_process import read
 from tallybook import App, Constant, Context
 from tallybook._db.transactions import Begun, Psycopg
 
@@ -75,10 +75,7 @@ def die(where: str) -> None:
 def main(dsn: str, settings: str) -> None:
     from tallybook._worker.entry import run_worker
 
-    options = {
-        key: timedelta(seconds=value) if isinstance(value, float) else value
-        for key, value in json.loads(settings).items()
-    }
+    options = read(settings)
     if where := options.pop("die", None):
         die(str(where))
     asyncio.run(run_worker(app, dsn=dsn, queues="default", **options))

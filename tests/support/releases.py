@@ -1,22 +1,17 @@
 """Worker processes of two releases of one program side by side, as in a rolling deploy.
 
-`python -m support.releases DSN RELEASE NAME` is a worker of one release.
+`python -m support.releases DSN '{"release": 1, ...}'` is a worker of one release.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
-from contextlib import ExitStack
-from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 
-from support.paths import ROOT
-from support.waiting import wait_until
+from support.worker_process import Workers, read
 from tallybook import App, Context
 
 TABLE = "create table if not exists mail (n int, said text, worker text, job_id bigint, attempt int)"
@@ -58,37 +53,12 @@ def release(number: int, dsn: str = "") -> App:
     return app
 
 
-class Releases:
-    """Workers of both releases, which are killed at the end of the block."""
+class Releases(Workers):
+    """Workers of both releases: `start(release=1)`."""
 
     def __init__(self, dsn: str, db: Any) -> None:
-        self.dsn, self.db = dsn, db
-        self._stack = ExitStack()
+        super().__init__(dsn, db, module="support.releases")
         db.execute(TABLE)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def start(self, number: int, name: str) -> subprocess.Popen[str]:
-        """Start a worker of this release, and wait until it is registered."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "support.releases", self.dsn, str(number), name],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-        def end() -> None:
-            process.kill()
-            sys.stderr.write(f"--- {name}\n{process.communicate()[1][-3000:]}\n")
-
-        self._stack.callback(end)
-        known = "select from tallybook.worker where name = %s and ended_at is null"
-        wait_until(lambda: self.db.execute(known, (name,)).fetchall(), f"{name} is registered")
-        return process
 
     def said(self) -> list[tuple[int, str]]:
         """Return the sent messages, in order."""
@@ -103,12 +73,12 @@ class Releases:
         return int(most)
 
 
-def main(dsn: str, number: str, name: str) -> None:
+def main(dsn: str, settings: str) -> None:
     """Run a worker of one release with one slot, so that messages are sent in the order of the claims."""
     from tallybook._worker.entry import run_worker
 
-    settings: dict[str, Any] = {"lease": timedelta(seconds=5), "heartbeat": timedelta(seconds=1)}
-    asyncio.run(run_worker(release(int(number), dsn), dsn=dsn, queues={"default": 1}, name=name, **settings))
+    options = {**read(settings), "lease": "5 s", "heartbeat": "1 s"}
+    asyncio.run(run_worker(release(options.pop("release"), dsn), dsn=dsn, queues={"default": 1}, **options))
 
 
 if __name__ == "__main__":

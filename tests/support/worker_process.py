@@ -32,6 +32,7 @@ TABLES = """
 create table if not exists ran (job_id bigint, attempt int, worker text, n int, primary key (job_id, attempt));
 create table if not exists gate (open boolean);
 """
+PYTHONPATH = f"{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"
 QUICK: dict[str, Any] = {"lease": 2.0, "heartbeat": 0.4, "rescue_look": 0.3, "stop_timeout": 15.0, "abort_timeout": 1.0}
 
 app = App("shop")
@@ -79,16 +80,11 @@ def stuck() -> None:
 class WorkerProcess:
     """One worker process."""
 
-    def __init__(self, dsn: str, name: str, options: dict[str, Any], module: str = "support.worker_process") -> None:
+    def __init__(self, dsn: str, name: str, options: dict[str, Any], module: str, **environment: str) -> None:
         self.name = name
-        settings = {**QUICK, "name": name, **options}
-        paths = [str(ROOT / "tests"), str(ROOT / "src")]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, dsn, json.dumps(settings)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-m", module, dsn, json.dumps({**QUICK, "name": name, **options})]
+        env = {**os.environ, "PYTHONPATH": PYTHONPATH, **environment}
+        self.process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""
@@ -146,24 +142,25 @@ class Workers:
 
     def ran(self, job: Any) -> list[tuple[int, str]]:
         """Return attempt and worker of every start of this job."""
-        rows = self.db.execute(
+        return self.db.execute(
             "select attempt, worker from ran where job_id = %s order by attempt", (job.id,)
         ).fetchall()
-        return [(row[0], row[1]) for row in rows]
 
     def open_gate(self) -> None:
         """Let every `hold` end."""
         self.db.execute("insert into gate values (true)")
 
 
+def read(settings: str) -> dict[str, Any]:
+    """Return the options of a worker; numbers with a decimal point are seconds."""
+    given = json.loads(settings).items()
+    return {key: timedelta(seconds=value) if isinstance(value, float) else value for key, value in given}
+
+
 def main(dsn: str, settings: str) -> None:
     from tallybook._worker.entry import run_worker
 
-    options = {
-        key: timedelta(seconds=value) if isinstance(value, float) else value
-        for key, value in json.loads(settings).items()
-    }
-    asyncio.run(run_worker(app, dsn=dsn, **options))
+    asyncio.run(run_worker(app, dsn=dsn, **read(settings)))
 
 
 if __name__ == "__main__":

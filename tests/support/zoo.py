@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from support.waiting import wait_until
-from support.worker_process import QUICK, ROOT
+from support.worker_process import WorkerProcess, read
 from tallybook import App, Cancel, Complete, Constant, Context, Dead, Drop, Kill, Reject, Reschedule, Snooze
 from tallybook.errors import ConfigError
 
@@ -335,18 +335,12 @@ async def stays() -> None:
     await asyncio.sleep(4)
 
 
-class ZooWorker:
-    """A worker process that runs the zoo and is not restarted."""
+class ZooWorker(WorkerProcess):
+    """A worker process that runs the zoo and is not restarted; its log can be read while it runs."""
 
     def __init__(self, dsn: str, env: dict[str, str] | None = None, **options: Any) -> None:
-        paths = [str(ROOT / "tests"), str(ROOT / "src")]
+        super().__init__(dsn, "zoo", options, "support.zoo", **(env or {}))
         self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "support.zoo", dsn, json.dumps({**QUICK, **options})],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
 
@@ -359,15 +353,12 @@ class ZooWorker:
         """The worker's log."""
         return "".join(self.lines)
 
-    def ends(self, seconds: float = 60.0) -> int:
-        """Wait for the end and return the exit code."""
-        return self.process.wait(seconds)
-
-    def kill(self) -> None:
-        """Kill the process."""
+    def kill(self) -> str:
+        """Kill the process and return its log."""
         self.process.kill()
         self.process.wait()
         self._reading.join(5)
+        return self.said
 
 
 @contextmanager
@@ -377,23 +368,13 @@ def zoo(dsn: str, env: dict[str, str] | None = None, **options: Any) -> Iterator
     try:
         yield worker
     finally:
-        worker.kill()
-        sys.stderr.write(f"--- worker\n{worker.said[-4000:]}\n")
+        sys.stderr.write(f"--- worker\n{worker.kill()[-4000:]}\n")
 
 
 def number_in(path: Path) -> int:
     """Return the process id that a handler has written there."""
     wait_until(lambda: path.exists() and path.read_text(), f"{path.name} is written")
     return int(path.read_text())
-
-
-def is_gone(pid: int) -> bool:
-    """Return whether no such process runs (a zombie does not)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
 
 
 def main(dsn: str, settings: str) -> None:
@@ -408,11 +389,7 @@ def main(dsn: str, settings: str) -> None:
 
     faulthandler.register(signal.SIGUSR1)
     logs.setup()
-    options = {
-        key: timedelta(seconds=value) if isinstance(value, float) else value
-        for key, value in json.loads(settings).items()
-    }
-    report = asyncio.run(run_worker(app, dsn=dsn, **options))
+    report = asyncio.run(run_worker(app, dsn=dsn, **read(settings)))
     sys.exit(supervisor.WORN_OUT if report.worn_out else 0)
 
 

@@ -10,10 +10,9 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -33,15 +32,11 @@ def state(db: Any, job: Any) -> JobInfo:
 
 
 class Restarter:
-    """A supervisor, which restarts a worker that died."""
+    """A supervisor, which restarts a worker that died; all of them are killed at the end of the block."""
 
-    def __init__(self, dsn: str, env: dict[str, str] | None, options: dict[str, Any]) -> None:
-        self._arguments = dsn, env, options
+    def __init__(self, dsn: str, env: dict[str, str] | None = None, **options: Any) -> None:
+        self._start = partial(ZooWorker, dsn, env, **options)
         self.workers = [self._start()]
-
-    def _start(self) -> ZooWorker:
-        dsn, env, options = self._arguments
-        return ZooWorker(dsn, env, **options)
 
     def look(self) -> bool:
         """Start another if the last has ended."""
@@ -49,16 +44,11 @@ class Restarter:
             self.workers.append(self._start())
         return False
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def restarted(dsn: str, env: dict[str, str] | None = None, **options: Any) -> Iterator[Restarter]:
-    restarter = Restarter(dsn, env, options)
-    try:
-        yield restarter
-    finally:
-        for worker in restarter.workers:
-            worker.kill()
-        print("\n---\n".join(worker.said[-3000:] for worker in restarter.workers))
+    def __exit__(self, *error: object) -> None:
+        print("\n---\n".join(worker.kill()[-3000:] for worker in self.workers))
 
 
 def over(db: Any, jobs: list[Any]) -> bool:
@@ -71,7 +61,7 @@ def poisoned(dsn: str, db: Any, env: dict[str, str] | None = None) -> tuple[JobI
     calls = [zoo.neighbour.job(n) for n in range(NEIGHBOURS)]
     calls.insert(NEIGHBOURS // 2, zoo.poison.job())
     put = zoo.app.enqueue_many_sync(db, calls)
-    with restarted(dsn, env, queues={"default": NEIGHBOURS + 1}) as restarter:
+    with Restarter(dsn, env, queues={"default": NEIGHBOURS + 1}) as restarter:
         wait_until(lambda: restarter.look() or over(db, put), "all have ended", seconds=90)
     poison = put.pop(NEIGHBOURS // 2)
     return state(db, poison), [state(db, job) for job in put], restarter
@@ -104,7 +94,7 @@ def test_the_same_with_two_workers(dsn: str, db: Any, several: int) -> None:
     calls = [zoo.neighbour.job(n) for n in range(NEIGHBOURS)]
     calls[5:5], calls[15:15] = [zoo.poison.job()], [zoo.poison.job()]
     put = zoo.app.enqueue_many_sync(db, calls)
-    with restarted(dsn, queues={"default": 8}) as one, restarted(dsn, queues={"default": 8}) as two:
+    with Restarter(dsn, queues={"default": 8}) as one, Restarter(dsn, queues={"default": 8}) as two:
         wait_until(lambda: one.look() or two.look() or over(db, put), "all have ended", seconds=250)
     infos = [state(db, job) for job in put]
     assert Counter((job.task, job.state, job.reason) for job in infos) == {

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from support import zoo
+from support.cli import is_alive
 from support.waiting import wait_until
+from support.worker_process import PYTHONPATH
 from support.workers import Jobs, eventually, working
-from support.zoo import is_gone, number_in
+from support.zoo import number_in
 from tallybook import App, JobInfo
 from tallybook._worker.run.children import Children
 from tallybook.errors import ConfigError
@@ -66,7 +68,7 @@ async def test_a_job_runs_in_a_process_that_is_used_again(
     out, err = capfd.readouterr()
     assert "this is stdout" in out and "nor is this" in out
     assert f"[work {put[0].id}] page 4" in err
-    await eventually(lambda: is_gone(first["pid"]), "the child has ended with the worker")
+    await eventually(lambda: not is_alive(first["pid"]), "the child has ended with the worker")
 
 
 async def test_a_task_may_ask_for_credentials(
@@ -182,7 +184,7 @@ async def test_a_process_that_dies_takes_along_what_it_started(dsn: str, db: Any
     """When a job's process dies by itself, the programs that it started are killed."""
     async with working(zoo.app, dsn):
         await jobs.becomes(zoo.leaves_a_heir.enqueue_sync(db, str(tmp_path / "heir")), "scheduled")
-        await eventually(lambda: is_gone(number_in(tmp_path / "heir")), "the heir is gone", seconds=10)
+        await eventually(lambda: not is_alive(number_in(tmp_path / "heir")), "the heir is gone", seconds=10)
 
 
 @pytest.mark.slow
@@ -212,7 +214,7 @@ async def test_a_deadline_kills_the_process_and_what_it_started(dsn: str, db: An
         began = time.monotonic()
         error = await failed(jobs, zoo.spins.enqueue_sync(db, str(path), True))
         pid, started = json.loads(path.read_text())
-        await eventually(lambda: is_gone(pid) and is_gone(started), "both are gone")
+        await eventually(lambda: not (is_alive(pid) or is_alive(started)), "both are gone")
         assert worker.runner.still_abandoned == 0
         await eventually(lambda: worker.book.free == {"default": 10}, "each slot is free again")
     assert time.monotonic() - began < 40  # the program would have slept for a minute
@@ -230,7 +232,7 @@ async def test_cancel_is_told_and_then_kills(dsn: str, db: Any, jobs: Jobs, tmp_
             zoo.app.cancel(job, "enough").sync(db)
         completed = await jobs.becomes(put[0], "completed")
         cancelled = await jobs.becomes(put[1], "cancelled")
-        await eventually(lambda: is_gone(number_in(paths[1])), "the deaf one is killed")
+        await eventually(lambda: not is_alive(number_in(paths[1])), "the deaf one is killed")
         await eventually(lambda: worker.book.free == {"default": 10}, "each slot is free again")
     assert (completed.failures, cancelled.failures, cancelled.crashes) == (0, 0, 0)
 
@@ -283,7 +285,7 @@ async def test_an_abort_gives_back_and_ends_the_process(dsn: str, db: Any, jobs:
         worker.stop()
     info = jobs(job)
     assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
-    assert is_gone(number_in(path))
+    assert not is_alive(number_in(path))
 
 
 async def test_an_abort_while_a_process_starts_keeps_its_handler_from_beginning(
@@ -318,9 +320,9 @@ def test_children_end_with_a_worker_that_is_killed(dsn: str, db: Any, tmp_path: 
         pid = number_in(path)
         if not busy:
             wait_until(lambda: zoo.app.get(job).sync(db).state == "completed", "it has ended")
-        assert not is_gone(pid)
+        assert is_alive(pid)
         worker.process.send_signal(signal.SIGKILL)
-        wait_until(lambda: is_gone(pid), "the child is gone")
+        wait_until(lambda: not is_alive(pid), "the child is gone")
 
 
 @pytest.mark.parametrize("what", ["the end", "no message"])
@@ -339,7 +341,7 @@ def test_a_child_that_cannot_hear_its_worker_ends(tmp_path: Path, what: str) -> 
     with subprocess.Popen(
         [sys.executable, "-c", program, str(theirs.fileno())],
         pass_fds=(theirs.fileno(),),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (zoo.ROOT / "tests", zoo.ROOT / "src")))},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     ) as child:
         theirs.close()
         hello = {"argv": [], "main_name": None, "main_path": None, "worker": "w", "log_format": "text", "log_level": 20}
@@ -378,7 +380,7 @@ def leave(path: str) -> None:
     job = App("other").task(name="leave")(lambda path: None).enqueue_sync(db, str(tmp_path / "left"))
     run = subprocess.run(
         [sys.executable, str(script), dsn, "0"], capture_output=True, text=True, timeout=60, check=False,
-        env={**os.environ, "PYTHONPATH": str(zoo.ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )  # fmt: skip
     info: JobInfo = zoo.app.get(job).sync(db)
     if guarded:
@@ -408,9 +410,9 @@ def test_wrong_declarations_say_what_to_do() -> None:
         app.task(memory="512 MB")(inside)
     for size in (512, "512", "5 MiB", "1 MB", "lots"):
         with pytest.raises(ConfigError, match="memory"):
-            app.task(process=True, memory=size)(is_gone)  # type: ignore[call-overload]
+            app.task(process=True, memory=size)(number_in)  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="env"):
-        app.task(process=True, env="TALLYBOOK_DSN")(is_gone)
+        app.task(process=True, env="TALLYBOOK_DSN")(number_in)
     for timeout in ("0 s", timedelta(seconds=-1), 30, "30"):
         with pytest.raises(ConfigError, match="timeout"):
             app.task(timeout=timeout)(inside)  # type: ignore[call-overload]
@@ -422,7 +424,7 @@ async def test_a_function_that_its_name_does_not_find_is_refused_at_the_start(ds
 
     def other() -> None: ...
 
-    other.__qualname__ = "is_gone"
+    other.__qualname__ = "number_in"
     app.task(process=True)(other)
     with pytest.raises(ConfigError, match="is not its function"):
         await app.drain(dsn=dsn)

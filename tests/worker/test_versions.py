@@ -324,24 +324,24 @@ def test_a_rolling_deploy_forward(dsn: str, db: Any) -> None:
     """S3-39, S2-15, F32, P12: with workers and producers of two releases, every job runs once, and none moves twice."""
     old, new = release(1), release(2)
     with Releases(dsn, db) as releases:
-        before = releases.start(1, "old")
+        before = releases.start(release=1)
         for n in range(0, 40, 4):
             old.tasks["send"].enqueue_sync(db, n, "a@x")
             new.tasks["send"].enqueue_sync(db, n + 1, "b@x", "de")
             old.tasks["tidy"].enqueue_sync(db, n + 2)
             new.tasks["clean_up"].enqueue_sync(db, n + 3)
         wait_until(lambda: len(releases.said()) >= 20, "the old worker does what it knows")
-        releases.start(2, "new")
+        new_worker = releases.start(release=2)
         for n in range(40, 60, 2):  # both run now
             old.tasks["send"].enqueue_sync(db, n, "a@x")
             new.tasks["send"].enqueue_sync(db, n + 1, "b@x", "de")
         wait_until(lambda: len(releases.said()) >= 60, "every job has run")
-        before.send_signal(signal.SIGTERM)
-        before.wait(20)
+        before.signal(signal.SIGTERM)
+        before.ends(20)
         assert sorted(n for n, _ in releases.said()) == list(range(60))
         assert releases.most_moves() <= 1
     newer = {n for n in range(40) if n % 4 == 1} | {n for n in range(40, 60) if n % 2}
-    by_new = db.execute("select n, said from mail where worker = 'new'").fetchall()
+    by_new = db.execute("select n, said from mail where worker = %s", (new_worker.name,)).fetchall()
     assert newer <= {n for n, _ in by_new}
     assert {said for n, said in by_new if n in newer} == {"b@x de"}
     assert db.execute("select max(failures), count(distinct state) from tallybook.job").fetchone() == (0, 1)
@@ -352,21 +352,21 @@ def test_a_rolling_deploy_back(dsn: str, db: Any) -> None:
     """S3-39, P12: after a rollback, jobs that the old release cannot read wait as unserved, and run in order later."""
     old, new = release(1), release(2)
     with Releases(dsn, db) as releases:
-        newer = releases.start(2, "new")
+        newer = releases.start(release=2)
         new.tasks["send"].enqueue_sync(db, 1, "b@x", "de")
         wait_until(lambda: releases.said() == [(1, "b@x de")], "the new one works")
-        newer.send_signal(signal.SIGTERM)
-        newer.wait(20)
-        older = releases.start(1, "old")
+        newer.signal(signal.SIGTERM)
+        newer.ends(20)
+        older = releases.start(release=1)
         for n in range(2, 22):
             new.tasks["send"].with_(order_key="k" if n % 2 else None).enqueue_sync(db, n, "b@x", "de")
         old.tasks["send"].enqueue_sync(db, 22, "a@x")
         wait_until(lambda: len(releases.said()) == 2, "the old one runs what it knows")
         unserved = "select count(*) from tallybook.job where unserved and state = 'available'"
         wait_until(lambda: db.execute(unserved).fetchone()[0] >= 10, "the newer ones are put aside")
-        older.send_signal(signal.SIGTERM)
-        older.wait(20)
-        releases.start(2, "newer")
+        older.signal(signal.SIGTERM)
+        older.ends(20)
+        releases.start(release=2)
         wait_until(lambda: len(releases.said()) == 22, "nothing is lost")
         said = [n for n, _ in releases.said()][2:]
         assert releases.most_moves() <= 1
