@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
+from psycopg.rows import dict_row
 
 from .crowd_process import QUEUES, TASKS
 from .database import Connection
@@ -54,6 +55,15 @@ COMPLETE = """
     select tallybook.complete_many(array_agg(%(lease)s::uuid), array_agg(job_id), array_agg(attempt))
       from tallybook.claimed_jobs(%(lease)s) where blocked_by is null having count(*) > 0"""
 
+COUNTS = """
+    select (select count(*) from ledger_check) as jobs, (select count(*) from runs) as runs,
+           (select count(*) from ends) as ends, (select count(*) from late) as late,
+           (select coalesce(sum(lost), 0) from zombies) as zombie_attempts,
+           (select count(*) from tallybook.entry) as attempts, (select count(*) from tallybook.dead) as dead,
+           (select count(*) from tallybook.outcome where state = 'cancelled') as cancelled,
+           (select count(*) from tallybook.outcome where state = 'lost') as lost,
+           (select count(*) from tallybook.claim where closed <> '{}') as claims_of_holes,
+           (select count(*) from tallybook.claim where one_xid is not null) as claims_by_id"""
 BUSY = """
     select application_name, state, wait_event_type, wait_event, now() - query_start, pg_blocking_pids(pid), pid, query
       from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"""
@@ -100,13 +110,8 @@ class Crowd:
 
     def _load(self, conn: Connection, findings: list[str]) -> None:
         rng = random.Random(self.seed)
-        for role, n in {
-            "claimer": self.claimers,
-            "producer": self.producers,
-            "late": 1,
-            "zombie": 1,
-            "maintenance": 1,
-        }.items():
+        roles = {"claimer": self.claimers, "producer": self.producers, "late": 1, "zombie": 1, "maintenance": 1}
+        for role, n in roles.items():
             for number in range(n):
                 self._start(role, number)
         pace = threading.Event()
@@ -159,30 +164,10 @@ class Crowd:
         return [f"a process that failed: {role} {number}, its error is above" for role, number in failed]
 
     def _counts(self, conn: Connection) -> dict[str, int]:
-        row = conn.execute(
-            "select (select count(*) from ledger_check), (select count(*) from runs), (select count(*) from ends),"
-            " (select count(*) from late), (select coalesce(sum(lost), 0) from zombies),"
-            " (select count(*) from tallybook.entry), (select count(*) from tallybook.dead),"
-            " (select count(*) from tallybook.outcome where state = 'cancelled'),"
-            " (select count(*) from tallybook.outcome where state = 'lost'),"
-            " (select count(*) from tallybook.claim where closed <> '{}'),"
-            " (select count(*) from tallybook.claim where one_xid is not null)"
-        ).fetchone()
-        assert row is not None
-        names = (
-            "jobs",
-            "runs",
-            "ends",
-            "late",
-            "zombie_attempts",
-            "attempts",
-            "dead",
-            "cancelled",
-            "lost",
-            "claims_of_holes",
-            "claims_by_id",
-        )
-        return {**dict(zip(names, row, strict=True)), "kills": self.kills}
+        with conn.cursor(row_factory=dict_row) as cursor:
+            counts = cursor.execute(COUNTS).fetchone()
+        assert counts is not None
+        return {**counts, "kills": self.kills}
 
 
 def _certain(conn: Connection) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from .database import Connection
+from .database import Connection, one
 
 QUEUES = ("mail", "files", "reports")
 TASKS = ("send", "pack", "scan")
@@ -53,7 +53,7 @@ class Producer:
         self.committed: list[int] = []
         self.mine: list[int] = []  # committed jobs, each cancelled at most once: two cancels of one job may wait
         self.keyed: set[int] = set()
-        self.can_prepare = _value(self.quick, "select current_setting('max_prepared_transactions')::int") > 0
+        self.can_prepare = one(self.quick, "select current_setting('max_prepared_transactions')::int") > 0
 
     def turn(self) -> None:
         if self.slow_for > 0:
@@ -90,7 +90,7 @@ class Producer:
         self.quick.execute("begin")
         n = self.rng.randint(1, 20)
         keys = [f"k{self.rng.randrange(12)}" if self.rng.random() < 0.1 else None for _ in range(n)]
-        ids = _value(
+        ids = one(
             self.quick,
             ENQUEUE_MANY,
             self.rng.choices(QUEUES, k=n),
@@ -122,7 +122,7 @@ class Producer:
             self.prepared = None
             return
         self.gids += 1
-        gid = f"crowd_{_value(self.quick, 'select current_database()')}_{self.number}_{self.gids}"
+        gid = f"crowd_{one(self.quick, 'select current_database()')}_{self.number}_{self.gids}"
         self.quick.execute("begin")
         self.quick.execute("set local tallybook.notify = off")
         self.put(self.quick)
@@ -150,7 +150,7 @@ class Producer:
         key = f"k{self.rng.randrange(12)}" if keyed and self.rng.random() < 0.2 else None
         limit = self.rng.choice((None, 1, 2))
         queue, task, priority = self.rng.choice(QUEUES), self.rng.choice(TASKS), self.rng.choice((1, 2, 3))
-        job_id = _value(conn, ENQUEUE, queue, task, priority, key, self.delay(), limit)
+        job_id = one(conn, ENQUEUE, queue, task, priority, key, self.delay(), limit)
         conn.execute(RECORD, [[job_id]])
         if key:
             self.keyed.add(job_id)
@@ -179,20 +179,20 @@ class Late:
         self.slow, self.quick = _connect(dsn), _connect(dsn)
         for queue in QUEUES:  # only it uses priority 0: claimed soon, and in one lane
             self.quick.execute("begin")
-            self.quick.execute(RECORD, [[_value(self.quick, ENQUEUE, queue, "send", 0, None, 0.0, None)]])
+            self.quick.execute(RECORD, [[one(self.quick, ENQUEUE, queue, "send", 0, None, 0.0, None)]])
             self.quick.execute("commit")
 
     def turn(self) -> None:
         queue = self.rng.choice(QUEUES)
         self.slow.execute("begin")
-        ids = [_value(self.slow, ENQUEUE, queue, "send", 0, None, 0.0, None) for _ in range(2)]
+        ids = [one(self.slow, ENQUEUE, queue, "send", 0, None, 0.0, None) for _ in range(2)]
         self.slow.execute(RECORD, [ids])
         self.quick.execute("begin")
-        newer = _value(self.quick, ENQUEUE, queue, "send", 0, None, 0.0, None)
+        newer = one(self.quick, ENQUEUE, queue, "send", 0, None, 0.0, None)
         self.quick.execute(RECORD, [[newer]])
         self.quick.execute("commit")
         while not stop.wait(0.02):
-            if _value(self.quick, PASSED, newer):
+            if one(self.quick, PASSED, newer):
                 self.quick.execute("insert into late (job_id) select unnest(%s::bigint[])", [ids])
                 break
         self.slow.execute("commit")
@@ -213,13 +213,8 @@ class Claimer:
     def start(self) -> None:
         self.running = []
         self.tasks = self.rng.sample(TASKS, k=self.rng.randint(1, 3))
-        self.worker = _value(
-            self.conn,
-            "select tallybook.worker_start(%s, %s::text[], %s::text[])",
-            f"claimer {self.number}",
-            list(QUEUES),
-            self.tasks,
-        )
+        start = "select tallybook.worker_start(%s, %s::text[], %s::text[])"
+        self.worker = one(self.conn, start, f"claimer {self.number}", list(QUEUES), self.tasks)
 
     def turn(self) -> None:
         try:
@@ -259,11 +254,11 @@ class Claimer:
         limits = [self.rng.choice((0, 1, 3, 10, 60)) for _ in queues]
         sql = "select jobs from tallybook.claim(%s, %s::text[], %s::int[], %s, %s)"
         durable = bool(own) or self.rng.random() < 0.5
-        claimed = bool(_value(self.conn, sql, self.worker, queues, limits, lease, durable) > 0)
+        claimed = bool(one(self.conn, sql, self.worker, queues, limits, lease, durable) > 0)
         if own:
             own.append(self.put())
             if doubled:  # the second claim's jobs are left to a rescue
-                _value(self.conn, sql, self.worker, list(QUEUES), [2, 2, 2], uuid.uuid4(), True)
+                one(self.conn, sql, self.worker, list(QUEUES), [2, 2, 2], uuid.uuid4(), True)
             self.conn.execute(RECORD, [own])
         if self.rng.random() < 0.1:
             self.conn.execute("rollback")
@@ -277,10 +272,10 @@ class Claimer:
             "select job_id from ledger_check order by job_id desc offset %s limit 1", [self.rng.randint(0, 200)]
         ).fetchone()
         call = "select tallybook.claim_job(%s, %s, %s)"
-        return row is not None and bool(_value(self.conn, call, self.worker, row[0], lease))
+        return row is not None and bool(one(self.conn, call, self.worker, row[0], lease))
 
     def put(self) -> int:
-        return int(_value(self.conn, ENQUEUE, self.rng.choice(QUEUES), self.rng.choice(TASKS), 2, None, 0.0, None))
+        return int(one(self.conn, ENQUEUE, self.rng.choice(QUEUES), self.rng.choice(TASKS), 2, None, 0.0, None))
 
     def begin_runs(self, lease: uuid.UUID) -> None:
         rows = self.conn.execute(
@@ -318,14 +313,14 @@ class Claimer:
     def verb(self, run: tuple[uuid.UUID, int, int], call: str, *more: Any) -> None:
         """End one attempt, and record it in the same transaction if it was accepted."""
         self.conn.execute("begin")
-        if _value(self.conn, f"select {call}", *run, *more) != "refused":
+        if one(self.conn, f"select {call}", *run, *more) != "refused":
             self.conn.execute("insert into ends (lease, job_id, attempt) values (%s, %s, %s)", run)
         self.conn.execute("commit")
 
     def complete(self, runs: list[tuple[uuid.UUID, int, int]]) -> None:
         leases, ids, attempts = map(list, zip(*runs, strict=True))
         self.conn.execute("begin")
-        refused = _value(
+        refused = one(
             self.conn, "select tallybook.complete_many(%s::uuid[], %s::bigint[], %s::int[])", leases, ids, attempts
         )
         with self.conn.cursor() as cursor:
@@ -342,23 +337,12 @@ class Zombie(Claimer):
 
     def turn(self) -> None:
         lease = uuid.uuid4()
-        claimed = _value(
-            self.conn,
-            "select jobs from tallybook.claim(%s, %s::text[], %s::int[], %s)",
-            self.worker,
-            list(QUEUES),
-            [5] * len(QUEUES),
-            lease,
-        )
-        if not claimed:
+        claim = "select jobs from tallybook.claim(%s, %s::text[], %s::int[], %s)"
+        if not one(self.conn, claim, self.worker, list(QUEUES), [5] * len(QUEUES), lease):
             stop.wait(0.02)
             return
         self.begin_runs(lease)
-        lost = _value(
-            self.conn,
-            "select tallybook.worker_stop(%s)",
-            self.worker,
-        )
+        lost = one(self.conn, "select tallybook.worker_stop(%s)", self.worker)
         for run in self.running:
             kind = self.rng.choice(("complete", "fail", "snooze", "cancelled"))
             if kind == "complete":
@@ -400,12 +384,6 @@ def _connect(dsn: str) -> Connection:
     conn: Connection = psycopg.connect(dsn, autocommit=True, options="-c statement_timeout=60s")
     conn.execute("select set_config('application_name', 'crowd ' || current_database(), false)")
     return conn
-
-
-def _value(conn: Connection, sql: str, *params: Any) -> Any:
-    row = conn.execute(sql, params).fetchone()
-    assert row is not None
-    return row[0]
 
 
 ROLES: dict[str, Callable[[str, random.Random, int], Any]] = {
