@@ -6,12 +6,7 @@ import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -128,6 +123,10 @@ def psycopg_client_cursor(dsn: str) -> AbstractContextManager[Caller]:
     return psycopg_plain(dsn, cursor_factory=psycopg.ClientCursor)
 
 
+def _of_sqlalchemy(s: Any) -> Caller:
+    return Caller(s, lambda text: s.execute(sa.text(text)), s.begin_nested, s.commit, s.rollback)
+
+
 @contextmanager
 def _engine(dsn: str) -> Iterator[sa.Engine]:
     engine = sa.create_engine(
@@ -140,30 +139,20 @@ def _engine(dsn: str) -> Iterator[sa.Engine]:
 @contextmanager
 def sqlalchemy_connection(dsn: str) -> Iterator[Caller]:
     with _engine(dsn) as engine, engine.connect() as conn:
-        yield Caller(
-            conn,
-            lambda text: conn.execute(sa.text(text)),
-            conn.begin_nested,
-            conn.commit,
-            conn.rollback,
-        )
+        yield _of_sqlalchemy(conn)
 
 
 @contextmanager
 def sqlalchemy_session(dsn: str) -> Iterator[Caller]:
     with _engine(dsn) as engine, Session(engine) as session:
-        yield Caller(
-            session, lambda text: session.execute(sa.text(text)), session.begin_nested, session.commit, session.rollback
-        )
+        yield _of_sqlalchemy(session)
 
 
 @contextmanager
 def sqlalchemy_scoped_session(dsn: str) -> Iterator[Caller]:
     with _engine(dsn) as engine:
         session = scoped_session(sessionmaker(engine))
-        yield Caller(
-            session, lambda text: session.execute(sa.text(text)), session.begin_nested, session.commit, session.rollback
-        )
+        yield _of_sqlalchemy(session)
         session.remove()
 
 
@@ -293,8 +282,8 @@ async def _async_engine(dsn: str, driver: str) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def _async_session(dsn: str, driver: str) -> AsyncIterator[Caller]:
-    async with _async_engine(dsn, driver) as engine, AsyncSession(engine) as s:
-        yield Caller(s, lambda text: s.execute(sa.text(text)), s.begin_nested, s.commit, s.rollback)
+    async with _async_engine(dsn, driver) as engine, AsyncSession(engine) as session:
+        yield _of_sqlalchemy(session)
 
 
 def async_session_over_asyncpg(dsn: str) -> AbstractAsyncContextManager[Caller]:
@@ -308,34 +297,21 @@ def async_session_over_psycopg(dsn: str) -> AbstractAsyncContextManager[Caller]:
 @asynccontextmanager
 async def async_scoped(dsn: str) -> AsyncIterator[Caller]:
     async with _async_engine(dsn, "asyncpg") as engine:
-        s = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
-        yield Caller(s, lambda text: s.execute(sa.text(text)), s.begin_nested, s.commit, s.rollback)
-        await s.remove()
+        session = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
+        yield _of_sqlalchemy(session)
+        await session.remove()
 
 
 @asynccontextmanager
 async def async_connection_over_asyncpg(dsn: str) -> AsyncIterator[Caller]:
-    async with _async_engine(dsn, "asyncpg") as engine, engine.connect() as c:
-        yield Caller(c, lambda text: c.execute(sa.text(text)), c.begin_nested, c.commit, c.rollback)
+    async with _async_engine(dsn, "asyncpg") as engine, engine.connect() as conn:
+        yield _of_sqlalchemy(conn)
 
 
 KINDS = [
-    psycopg_plain,
-    psycopg_dict_rows,
-    psycopg_raw_cursor,
-    psycopg_client_cursor,
-    sqlalchemy_connection,
-    sqlalchemy_session,
-    sqlalchemy_scoped_session,
-    django_alias,
-    django_connection,
-    django_proxy,
-    psycopg_async,
-    psycopg_async_raw_cursor,
-    asyncpg_connection,
-    asyncpg_pool,
-    async_session_over_asyncpg,
-    async_session_over_psycopg,
-    async_scoped,
-    async_connection_over_asyncpg,
-]
+    psycopg_plain, psycopg_dict_rows, psycopg_raw_cursor, psycopg_client_cursor,
+    sqlalchemy_connection, sqlalchemy_session, sqlalchemy_scoped_session,
+    django_alias, django_connection, django_proxy,
+    psycopg_async, psycopg_async_raw_cursor, asyncpg_connection, asyncpg_pool,
+    async_session_over_asyncpg, async_session_over_psycopg, async_scoped, async_connection_over_asyncpg,
+]  # fmt: skip
