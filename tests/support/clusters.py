@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,15 @@ from tallybook._embedded.template import SUPERUSER, environment, reachable_binar
 from tallybook.embedded import Server
 
 
-def _run(program: Path, *arguments: str) -> None:
+def as_server() -> dict[str, Any]:
+    """Return the options of a child process that runs as the server's user; root needs them."""
     account = server_account()
-    identity: dict[str, Any] = {}
-    if account is not None:
-        identity = {"user": account.uid, "group": account.gid, "extra_groups": []}
-    done = subprocess.run(
-        [program, *arguments], env=environment(), cwd="/", capture_output=True, text=True, check=False, **identity
-    )
+    return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+
+
+def _run(*command: str | Path, **options: Any) -> None:
+    options |= {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 100}
+    done = subprocess.run(command, check=False, **options)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -50,21 +51,13 @@ def cluster(version: int | None = None, *, epoch: int = 0, **settings: str) -> I
         data.mkdir(mode=0o700)
         if account is not None:
             account.owns(data)
-        _run(
-            programs / "initdb",
-            f"--username={SUPERUSER}",
-            "--encoding=UTF8",
-            "--locale=C",
-            "--auth=trust",
-            "--no-sync",
-            "-D",
-            str(data),
-        )
+        options = {"env": environment(), "cwd": "/", **as_server()}
+        words = (f"--username={SUPERUSER}", "--encoding=UTF8", "--locale=C", "--auth=trust", "--no-sync", "-D", data)
+        _run(programs / "initdb", *words, **options)
         if epoch:
-            _run(programs / "pg_resetwal", "--epoch", str(epoch), "-D", str(data))
+            _run(programs / "pg_resetwal", "--epoch", str(epoch), "-D", data, **options)
         given = {**NOT_DURABLE, "max_prepared_transactions": "20", "max_connections": "100", **settings}
-        server = Server(data, version, given)
-        with server:
+        with Server(data, version, given) as server:
             yield server
     finally:
         shutil.rmtree(home, ignore_errors=True)
@@ -103,8 +96,4 @@ def psql(file: Path, dsn: str, *, version: int | None = None) -> None:
 
 def _tool(version: int | None, name: str, *arguments: str) -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
-    command: Sequence[str | Path] = [binaries(version) / name, *arguments]
-    done = subprocess.run(
-        command, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    _run(binaries(version) / name, *arguments, env=clean)

@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
+from support.clusters import as_server
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
 from tallybook._embedded.account import server_account
@@ -29,16 +29,14 @@ def streaming() -> Iterator[tuple[Server, Server]]:
     folder = Path(tempfile.mkdtemp(prefix="tbstandby-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        user: dict[str, Any] = {}
         if account is not None:
             shutil.chown(folder, account.uid, account.gid)
-            user = {"user": account.uid, "group": account.gid, "extra_groups": []}
         primary = stack.enter_context(temporary_server(18))
         with psycopg.connect(primary.create_database("shop")) as conn:
             migrate(conn)
         programs = reachable_binaries(binaries(18), account)
         copy = [programs / "pg_basebackup", "-d", primary.dsn("postgres"), "-D", folder / "data", "-R", "-c", "fast"]
-        subprocess.run(copy, check=True, timeout=60, capture_output=True, cwd=folder, **user)
+        subprocess.run(copy, check=True, timeout=60, capture_output=True, cwd=folder, **as_server())
         standby = stack.enter_context(Server(folder / "data", 18, {"fsync": "off"}))
         with psycopg.connect(primary.dsn("postgres"), autocommit=True) as conn:
             wait_until(lambda: conn.execute(_STREAMS).fetchone() == (1,), "the standby streams")
