@@ -9,30 +9,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def _processes(postmaster: int) -> list[int]:
-    found = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-    return [postmaster, *map(int, found)]
+def _children(postmaster: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()]
 
 
-def stop(postmaster: int) -> None:
-    """Send SIGSTOP to a server: to the postmaster first, so that it starts no more children."""
-    for process in _processes(postmaster):
+def _send(number: signal.Signals, *processes: int) -> None:
+    for process in processes:
         with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGSTOP)
-
-
-def go_on(postmaster: int) -> None:
-    """Send SIGCONT, to children first."""
-    for process in reversed(_processes(postmaster)):
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGCONT)
+            os.kill(process, number)
 
 
 @contextmanager
 def stopped(postmaster: int) -> Iterator[None]:
-    """Stop the server for the block."""
-    stop(postmaster)
+    """Stop the server for the block: the postmaster first, so that it starts no more children, and last to go on."""
+    _send(signal.SIGSTOP, postmaster)
+    _send(signal.SIGSTOP, *_children(postmaster))
     try:
         yield
     finally:
-        go_on(postmaster)
+        _send(signal.SIGCONT, *_children(postmaster), postmaster)
