@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any, cast
 
+from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from support.database import Connection
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")
-
-NAMES = ("queue", "task", "states", "links", "error", "since", "before")
 
 _VIEW = """
 select j.id, j.queue, j.task, j.state, j.priority, j.attempts, j.failures, j.max_attempts, j.enqueued_at, j.run_at,
@@ -31,9 +30,8 @@ def page(db: Connection, **named: Any) -> tuple[list[dict[str, Any]], dict[str, 
     """Return the rows of one page, and the last row if there may be more."""
     given = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in named.items()}
     names = ", ".join(f"{name} => %({name})s" for name in given)
-    found = db.execute(cast("Any", f"select * from tallybook.jobs({names})"), given)  # noqa: S608
-    columns = [column.name for column in found.description or ()]
-    rows = [dict(zip(columns, row, strict=True)) for row in found]
+    with db.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(cast("Any", f"select * from tallybook.jobs({names})"), given).fetchall()  # noqa: S608
     more = rows.pop() if rows and rows[-1]["id"] is None else None
     assert all(row["id"] is not None and row["looked_to"] is None for row in rows)
     return rows, more

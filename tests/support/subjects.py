@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from psycopg.rows import dict_row
+
 from support.database import Connection, Row, call, one
 from support.hands import Hands, Job
 
@@ -41,11 +43,11 @@ def end(hands: Hands, verb: str, job: Job, **more: Any) -> Any:
 
 def subject(db: Connection, name: str, task: str = "t") -> dict[str, Any] | None:
     """Return the subject's row of the view, or None."""
-    cursor = db.execute("select * from tallybook.subject where task = %s and subject = %s", (task, name))
-    rows = cursor.fetchall()
+    with db.cursor(row_factory=dict_row) as cursor:
+        query = "select * from tallybook.subject where task = %s and subject = %s"
+        rows = cursor.execute(query, (task, name)).fetchall()
     assert len(rows) <= 1, rows
-    assert cursor.description is not None
-    return dict(zip([column.name for column in cursor.description], rows[0], strict=True)) if rows else None
+    return rows[0] if rows else None
 
 
 def seen(db: Connection, name: str = "a") -> dict[str, Any]:
