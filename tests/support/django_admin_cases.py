@@ -87,9 +87,7 @@ class AdminTest(SimpleTestCase):
                 ask("select tallybook.enqueue(%s, 'bill', '{}')", name)
                 ask("select tallybook.schedule_set(%s, 'bill', '{}', cron => '0 6 * * *')", name)
             for model in MODELS:
-                with CaptureQueriesContext(
-                    connection,
-                ) as seen:
+                with CaptureQueriesContext(connection) as seen:
                     self.text(pages(model))
                 cost[model].append(len(seen))
                 said = [one["sql"].lower() for one in seen.captured_queries]

@@ -64,11 +64,8 @@ class Hands:
                 return self.claimed_jobs(lease)
 
     def claimed_jobs(self, lease: UUID, job: int | None = None) -> list[Job]:
-        rows = self.db.execute(
-            "select job_id, attempt, args, blocked_by, order_key from tallybook.claimed_jobs(%s, %s)",
-            (lease, job),
-        ).fetchall()
-        return [Job(lease, *row) for row in rows]
+        query = "select job_id, attempt, args, blocked_by, order_key from tallybook.claimed_jobs(%s, %s)"
+        return [Job(lease, *row) for row in self.db.execute(query, (lease, job))]
 
     def turn(self, jobs: list[Job], *, patient: bool = True) -> tuple[list[int], list[int]]:
         """Ask for the turns of these jobs; return those that may start, and those that must ask again."""
@@ -122,10 +119,7 @@ class Hands:
         order = []
         for _ in range(rounds):
             jobs = self.start()
-            if (
-                not jobs
-                and not self.db.execute("select promoted from tallybook.promote() where promoted > 0").fetchone()
-            ):
+            if not jobs and self.one("select promoted from tallybook.promote()") == 0:
                 return order
             order += [job.id for job in jobs]
             self.complete(*jobs)

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from support.database import Connection
+from support.database import Connection, one
 from tallybook._db import migrate, roles
 
 
@@ -26,16 +26,13 @@ class House:
         self._stack = ExitStack()
         self.created: list[str] = []
         self.login(self.owner, "createrole" if createrole else "nocreaterole")
-        name = self.row(admin, "select current_database()")
+        name = one(admin, "select current_database()")
         admin.execute(sql.SQL("alter database {} owner to {}").format(sql.Identifier(name), sql.Identifier(self.owner)))
         self.dsn = self.dsn_of(self.owner)
         self.db = self.connect(self.owner)
         migrate.migrate(self.db)
 
-    @staticmethod
-    def row(conn: Connection, query: str) -> Any:
-        found = conn.execute(query.encode()).fetchone()
-        return found[0] if found else None
+    row = staticmethod(one)
 
     def login(self, name: str, *options: str) -> str:
         """Make a login without rights and return its name."""

@@ -10,7 +10,6 @@ import secrets
 import signal
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
@@ -70,12 +69,8 @@ def worked_off(new: Shop, *, count: int = 1) -> list[str]:
         started = [workers.start(wait=False, queues=QUEUES) for _ in range(count)]
         # Wait for all of them: a worker that gets the signal before it handles signals is killed by it.
         wait_until(lambda: one(new.db, there, begun) == count, "the workers are there")
-        wait_until(lambda: one(new.db, OPEN) == 0, f"all jobs have ended: {open_jobs(new)}", seconds=90)
+        wait_until(lambda: one(new.db, OPEN) == 0, "all jobs have ended", seconds=90)
         for worker in started:
             worker.signal(signal.SIGTERM)
         assert [worker.ends() for worker in started] == [0] * count
         return [worker.process.stderr.read() if worker.process.stderr else "" for worker in started]
-
-
-def open_jobs(shop: Shop) -> list[Any]:
-    return shop.db.execute("select id, state, queue, priority from tallybook.job where state = 'available'").fetchall()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -49,11 +49,6 @@ def put(db: Connection, name: str, *, at: datetime | str, **more: Any) -> str:
         more["every"] = "10 min"
     ((what,),) = call(db, "schedule_set", **more)
     return what
-
-
-def column(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Return the first value of each row."""
-    return [row[0] for row in rows]
 
 
 def declaring(**schedules: dict[str, Any]) -> App:

@@ -20,11 +20,7 @@ T = TypeVar("T")
 POOLED = bool(os.environ.get("TALLYBOOK_TEST_POOLER"))
 SLEEPY = {"poll": timedelta(seconds=0.1) if POOLED else timedelta(seconds=60)}
 # A worker is given up after two seconds without a heartbeat, and gives up others as quickly.
-QUICK = {
-    "lease": timedelta(seconds=2),
-    "heartbeat": timedelta(seconds=0.4),
-    "rescue_look": timedelta(seconds=0.3),
-}
+QUICK = {"lease": timedelta(seconds=2), "heartbeat": timedelta(seconds=0.4), "rescue_look": timedelta(seconds=0.3)}
 
 
 @asynccontextmanager
@@ -57,9 +53,8 @@ async def given_up(db: Any, worker: int) -> None:
 
     def is_so() -> bool:
         with db.transaction():  # otherwise a heartbeat could come in between
-            db.execute(
-                "update tallybook.worker set seen_at = '-infinity' where id = %s and ended_at is null", (worker,)
-            )
+            silent = "update tallybook.worker set seen_at = '-infinity' where id = %s and ended_at is null"
+            db.execute(silent, (worker,))
             db.execute("select tallybook.rescue(only_worker => %s)", (worker,))
         row = db.execute("select ended_at is not null from tallybook.worker where id = %s", (worker,)).fetchone()
         return bool(row[0])
