@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -26,13 +27,24 @@ QUICK = {"lease": timedelta(seconds=2), "heartbeat": timedelta(seconds=0.4), "re
 @asynccontextmanager
 async def working(app: App, dsn: str, queues: Any = None, **options: Any) -> AsyncIterator[Worker]:
     """Run a worker for the block, then stop it; raise the error that it died of."""
+    worker = Worker(app, dsn, quick(queues, **options))
+    async with living(worker, worker.claimer.stopping):
+        yield worker
+
+
+def quick(queues: Any = None, **options: Any) -> WorkerSettings:
     settings = {**QUICK, "stop_timeout": timedelta(seconds=10), "abort_timeout": timedelta(seconds=2), **options}
-    worker = Worker(app, dsn, WorkerSettings(queues=parse_queues(queues), **settings))
+    return WorkerSettings(queues=parse_queues(queues), **settings)
+
+
+@asynccontextmanager
+async def living(worker: Any, stopping: asyncio.Event) -> AsyncIterator[asyncio.Task[Any]]:
+    """Run a worker of one node or of several for the block, then stop it; raise the error that it died of."""
     life = asyncio.create_task(worker.run())
     try:
-        yield worker
+        yield life
     finally:
-        if not worker.claimer.stopping.is_set():
+        if not stopping.is_set():
             worker.stop()
         async with asyncio.timeout(60):
             await asyncio.gather(life, return_exceptions=True)
@@ -46,6 +58,17 @@ async def eventually(condition: Callable[[], T], what: str, *, seconds: float = 
     while not (value := condition()):  # noqa: ASYNC110 - most of what it waits for is in the database
         await asyncio.sleep(next(wait))
     return value
+
+
+def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    """Return status and text of the answer to one HTTP request."""
+    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        conn.request(method, path)
+        answer = conn.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        conn.close()
 
 
 async def given_up(db: Any, worker: int) -> None:

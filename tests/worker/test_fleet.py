@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from support.fleet import renumber
 from support.fleet_app import TABLES
 from support.fleet_app import app as shop
 from support.proxy import Proxy
-from support.workers import QUICK, eventually
+from support.workers import QUICK, ask, eventually, living, quick
 from tallybook import App, Context
 from tallybook._db.node_changes import retire
 from tallybook._worker.entry import run_worker
@@ -38,16 +36,9 @@ async def serving(
     app: App, dsn: str, which: str = "all", queues: Any = None, **options: Any
 ) -> AsyncIterator[tuple[Fleet, list[WorkerReport]]]:
     """Run a fleet's worker for the block, then stop it and append its report to the list."""
-    settings = {**QUICK, "stop_timeout": timedelta(seconds=10), "abort_timeout": timedelta(seconds=2), **options}
-    worker = Fleet(app, dsn, which, WorkerSettings(queues=parse_queues(queues), **settings))
-    life, reports = asyncio.create_task(worker.run()), []
-    try:
+    worker, reports = Fleet(app, dsn, which, quick(queues, **options)), []
+    async with living(worker, worker.stopping) as life:
         yield worker, reports
-    finally:
-        if not worker.stopping.is_set():
-            worker.stop()
-        async with asyncio.timeout(60):
-            await asyncio.gather(life, return_exceptions=True)
     reports.append(life.result())
 
 
@@ -403,16 +394,6 @@ async def test_what_leads_to_one_node_only_is_refused(fleet: Nodes, app: App, no
         await run_worker(own, dsn=fleet.dsn, nodes="all")
 
 
-def _page(port: int, path: str) -> tuple[int, str]:
-    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    try:
-        conn.request("GET", path)
-        answer = conn.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        conn.close()
-
-
 async def test_one_port_shows_all_nodes(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """One port has the metrics of all nodes with the label `node`; an absent node has up 0; the process is ready."""
     from prometheus_client.parser import text_string_to_metric_families
@@ -424,8 +405,8 @@ async def test_one_port_shows_all_nodes(fleet: Nodes, monkeypatch: pytest.Monkey
     async with serving(shop, fleet.dsn, queues="default=4", metrics_port=0) as (worker, _):
         await all_ended(fleet, {1: 1, 2: 1})
         assert worker.telemetry is not None
-        status, text = await asyncio.to_thread(_page, worker.telemetry.port, "/metrics")
-        ready, _ = await asyncio.to_thread(_page, worker.telemetry.port, "/readyz")
+        status, text = await asyncio.to_thread(ask, worker.telemetry.port, "/metrics")
+        ready, _ = await asyncio.to_thread(ask, worker.telemetry.port, "/readyz")
     assert (status, ready) == (200, 200)
     found = {
         (sample.name, tuple(sample.labels.items())): sample.value

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +19,7 @@ from support.cli import Command
 from support.paths import ROOT
 from support.roles import house
 from support.waiting import wait_until
-from support.workers import QUICK, SLEEPY, Jobs, eventually, working
+from support.workers import QUICK, SLEEPY, Jobs, ask, eventually, working
 from tallybook import App, Constant, __version__
 from tallybook._db import numbers as _numbers
 from tallybook._model.exposition import COLUMNS, METRICS, MOST, OTHERS, Numbers, Shown, of_the_database, text
@@ -31,17 +29,6 @@ from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
-    """Return status and text of one request."""
-    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    try:
-        conn.request(method, path)
-        answer = conn.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        conn.close()
 
 
 def parsed(text: str) -> Samples:
@@ -80,10 +67,9 @@ async def until(worker: Worker, path: str, status: int, says: str = "") -> str:
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have each scrape query the database."""
     monkeypatch.setattr(_numbers, "FRESH", 0.0)
-    yield
 
 
 @pytest.mark.servers
