@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from support import zoo
-from support.pooler import PACKAGE, Pooler, installed
+from support.pooler import PACKAGE, installed
 from support.workers import Jobs, eventually, working
 from tallybook import App, Context
 from tallybook._worker.run.lock import Lock
@@ -107,12 +105,6 @@ async def test_a_job_that_is_cancelled_waits_no_more(app: App, dsn: str, db: Any
         for job in put:
             app.cancel(job).sync(db)
         assert {info.state for info in await jobs.ends(*put)} == {"cancelled"}
-
-
-@pytest.fixture
-def pooled(dsn: str) -> Iterator[str]:
-    with Pooler(dsn, mode="transaction", pool_size=4) as pooler:
-        yield pooler.dsn(str(conninfo_to_dict(dsn)["dbname"]))
 
 
 @pytest.mark.skipif(not installed(), reason=f"not installed: {PACKAGE}")

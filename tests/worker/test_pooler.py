@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
-from support.pooler import PACKAGE, Pooler, installed
+from support.pooler import PACKAGE, installed
 from support.waiting import wait_until
 from support.worker_process import Workers, hold
 from support.workers import Jobs, eventually, working
@@ -31,14 +29,6 @@ pytestmark = [
 ADVISORY = """
 select count(*) from pg_locks where locktype = 'advisory' and classid in (1413565443, 1413565444)
    and database = (select oid from pg_database where datname = current_database())"""
-
-
-@pytest.fixture(params=["transaction"])
-def pooled(request: pytest.FixtureRequest, dsn: str) -> Iterator[str]:
-    """The test's database through a PgBouncer with few, shared sessions; "rotating" takes them in turn."""
-    rotate = request.param == "rotating"
-    with Pooler(dsn, mode="transaction" if rotate else request.param, pool_size=4, rotate=rotate) as pooler:
-        yield pooler.dsn(str(conninfo_to_dict(dsn)["dbname"]))
 
 
 def test_a_pooler_is_noticed(dsn: str, pooled: str) -> None:
