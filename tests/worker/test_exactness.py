@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-import psycopg
 import pytest
 
 from support.broken import without
@@ -193,28 +193,15 @@ def test_an_open_cancel_of_a_job_taken_by_id_holds_up_no_claim(
 def without_waiting(watch: Connection, conn: Connection, statement: str, params: list[Any]) -> Any:
     """Return the statement's value; fail if its session waits for a lock, briefly or until the timeout."""
     conn.execute("set lock_timeout = '5 s'")  # so that a wait for an open transaction ends with an error
-    result: list[Any] = []
-    errors: list[Exception] = []
-
-    def work() -> None:
-        try:
-            result.append(one(conn, statement, *params))
-        except psycopg.Error as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
+    locks = "select format('%%s lock, %%s', locktype, mode) from pg_locks where pid = %s and not granted"
     waits: set[str] = set()
-    while thread.is_alive():
-        rows = watch.execute(
-            "select format('%%s lock, %%s', l.locktype, l.mode) from pg_locks l where l.pid = %s and not l.granted",
-            [conn.info.backend_pid],
-        ).fetchall()
-        waits |= {row[0] for row in rows}
-        thread.join(0.002)
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(one, conn, statement, *params)
+        while not said.done():
+            waits |= {row[0] for row in watch.execute(locks, [conn.info.backend_pid])}
+            wait([said], 0.002)
     assert not waits, f"{statement} {params} waited for: {waits}"
-    assert not errors, f"{statement} {params}: {errors[0]}"
-    return result[0]
+    return said.result()
 
 
 def kinds(findings: list[str]) -> set[str]:
