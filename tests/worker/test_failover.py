@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import timedelta
 
 import psycopg
@@ -19,44 +17,29 @@ from tallybook._db.migrate import migrate
 from tallybook.embedded import Server, temporary_server
 
 
-@dataclass
-class Pair:
-    """A primary with its streaming standby."""
-
-    primary: Server
-    standby: Server
-
-    def dsn(self, *servers: Server) -> str:
-        """Return the DSN of the one of these servers that accepts writes."""
-        parts = [conninfo_to_dict(server.dsn("shop")) for server in servers]
-        hosts = ",".join(str(part["host"]) for part in parts)
-        ports = ",".join(str(part["port"]) for part in parts)
-        return make_conninfo(
-            host=hosts, port=ports, user=str(parts[0]["user"]), dbname="shop", target_session_attrs="read-write"
-        )
-
-
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    """Two servers; a commit on the primary is also on the standby."""
-    with streaming() as (primary, standby):
-        with psycopg.connect(primary.dsn("postgres"), autocommit=True) as conn:
-            conn.execute("alter system set synchronous_standby_names = '*'")
-            conn.execute("select pg_reload_conf()")
-            shown = "select count(*) from pg_stat_replication where sync_state = 'sync'"
-            wait_until(lambda: conn.execute(shown).fetchone() == (1,), "it is synchronous")
-        yield Pair(primary, standby)
+def dsn_of(*servers: Server) -> str:
+    """Return the DSN of the one of these servers that accepts writes."""
+    parts = [conninfo_to_dict(server.dsn("shop")) for server in servers]
+    hosts, ports = (",".join(str(part[key]) for part in parts) for key in ("host", "port"))
+    user = str(parts[0]["user"])
+    return make_conninfo(host=hosts, port=ports, user=user, dbname="shop", target_session_attrs="read-write")
 
 
 @pytest.mark.slow
-def test_a_worker_follows_a_failover(pair: Pair) -> None:
+def test_a_worker_follows_a_failover() -> None:
     """F13 F14 P1 P10: primary killed, standby promoted: a worker with both hosts resumes within 10 s, none is lost.
 
     Negative control: a worker whose DSN has only the old primary does nothing more.
     """
-    both, one = pair.dsn(pair.primary, pair.standby), pair.dsn(pair.primary)
-    app.dsn = both
     with ExitStack() as stack:
+        primary, standby = stack.enter_context(streaming())
+        with psycopg.connect(primary.dsn("postgres"), autocommit=True) as conn:
+            conn.execute("alter system set synchronous_standby_names = '*'")
+            conn.execute("select pg_reload_conf()")
+            shown = "select count(*) from pg_stat_replication where sync_state = 'sync'"
+            wait_until(lambda: conn.execute(shown).fetchone() == (1,), "a commit is also on the standby")
+        both, one = dsn_of(primary, standby), dsn_of(primary)
+        app.dsn = both
         db = psycopg.connect(both, autocommit=True)
         workers = stack.enter_context(Workers(both, db))
         lonely = stack.enter_context(Workers(one, db))
@@ -67,8 +50,8 @@ def test_a_worker_follows_a_failover(pair: Pair) -> None:
             put.append(rest.enqueue_sync(app, n))
         first = rest.with_(queue="lonely").enqueue_sync(app, 0)
         wait_until(lambda: app.get(first).sync(db).state == "completed", "the lonely one works")
-        pair.primary.kill()
-        with psycopg.connect(pair.standby.dsn("shop"), autocommit=True) as conn:
+        primary.kill()
+        with psycopg.connect(standby.dsn("shop"), autocommit=True) as conn:
             conn.execute("select pg_promote()")
         promoted = time.monotonic()
         with psycopg.connect(both, autocommit=True) as db:
