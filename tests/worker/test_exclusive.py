@@ -145,7 +145,9 @@ def test_a_wrong_guard_is_refused(app: App, options: Any, words: str) -> None:
         async def report(n: int = 0) -> None: ...
 
 
-_LATER = """
+def test_an_exclusive_task_may_take_a_class_that_comes_later_in_its_module(app: App) -> None:
+    """Declaring a task resolves no annotation, with exclusive=True as without."""
+    source = """
 from __future__ import annotations
 
 @app.task(exclusive=True)
@@ -154,12 +156,8 @@ async def report(order: Order) -> None: ...
 class Order(TypedDict):
     number: int
 """
-
-
-def test_an_exclusive_task_may_take_a_class_that_comes_later_in_its_module(app: App) -> None:
-    """Declaring a task resolves no annotation, with exclusive=True as without."""
     module: dict[str, Any] = {"app": app, "TypedDict": TypedDict}
-    exec(_LATER, module)  # noqa: S102
+    exec(source, module)  # noqa: S102
     assert module["report"].args.names == {"order"}
 
 

@@ -15,9 +15,9 @@ from support.cli import Command
 from support.fleet import Asides, fleets
 from support.fleet import Fleet as Nodes
 from support.fleet_app import TABLES
-from support.paths import ROOT
 from support.stopped import stopped
 from support.waiting import wait_until
+from support.worker_process import PYTHONPATH
 from tallybook._embedded.account import server_account
 from tallybook.embedded import Server, temporary_server
 
@@ -27,9 +27,8 @@ SETTINGS = {"max_connections": "60", "wal_level": "replica", "max_wal_senders": 
 
 def worker(folder: Path, nodes: Nodes, *words: str, **environment: str) -> Command:
     """Return a worker of all nodes, as a process."""
-    paths = f"{ROOT / 'tests'}:{ROOT / 'src'}"
     given = ["worker", "-A", "support.fleet_app:app", "--nodes", "all", *TIMES, *words]
-    return Command(folder, *given, dsn=nodes.dsn, PYTHONPATH=paths, **environment)
+    return Command(folder, *given, dsn=nodes.dsn, PYTHONPATH=PYTHONPATH, **environment)
 
 
 def ran(nodes: Nodes, number: int) -> list[tuple[int, int]]:
@@ -176,15 +175,6 @@ def test_a_server_that_hangs_from_the_start_delays_no_other_node(second: Server,
         assert process.ended() == 0
 
 
-def _standby(server: Server) -> None:
-    """Start the server so that it accepts no writes until its promotion."""
-    signal_file = server.data_dir / "standby.signal"
-    signal_file.touch()
-    if (account := server_account()) is not None:
-        os.chown(signal_file, account.uid, account.gid)
-    server.start()
-
-
 def test_a_read_only_node_delays_no_other(second: Server, apart: Nodes, tmp_path: Path) -> None:
     """While a node accepts no writes, jobs of other nodes run; after its promotion, its own."""
     with worker(tmp_path, apart) as process:
@@ -193,7 +183,11 @@ def test_a_read_only_node_delays_no_other(second: Server, apart: Nodes, tmp_path
         apart.enqueue(2, task="hold")
         runs(apart, 2, 2)
         second.kill()
-        _standby(second)
+        standby = second.data_dir / "standby.signal"  # with it, the server accepts no writes until its promotion
+        standby.touch()
+        if (account := server_account()) is not None:
+            os.chown(standby, account.uid, account.gid)
+        second.start()
         for number in (1, 3):
             picked_up(apart, number, 2)
         assert apart.run(2, "select pg_is_in_recovery(), pg_promote()") == [(True, True)]

@@ -291,24 +291,20 @@ async def test_no_options_can_stop_the_worker(app: App, dsn: str, db: Any, retry
     assert found == [(MINUTE,)]
 
 
-class Rejected(Exception):
-    """An exception marked by a library."""
-
-    no_retry = True
-
-
-def _group(*errors: Exception) -> Exception:
-    return ExceptionGroup("calls", list(errors))
-
-
 async def test_what_must_not_be_retried_is_dead(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S2-07: an exception in no_retry, or a marked one, makes its job dead at the first failure; others are retried."""
+
+    class Rejected(Exception):
+        """An exception marked by a library."""
+
+        no_retry = True
+
     cases = [
         (KeyError("gone"), "dead"),
         (ValueError("no"), "dead"),
         (Rejected("no"), "dead"),
-        (_group(ValueError("no"), KeyError("gone")), "dead"),
-        (_group(ValueError("no"), OSError("may pass")), "retrying"),
+        (ExceptionGroup("calls", [ValueError("no"), KeyError("gone")]), "dead"),
+        (ExceptionGroup("calls", [ValueError("no"), OSError("may pass")]), "retrying"),
         (OSError("may pass"), "retrying"),
     ]
 
