@@ -1,4 +1,4 @@
-"""When a worker claims, waits, is woken, paused, cancelled and stopped."""
+"""When a worker claims, waits, is woken, paused, cancelled and stopped, and when its slots rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import pytest
 from support.broken import without
 from support.workers import SLEEPY, Jobs, eventually, given_up, working
 from tallybook import App, Context
+from tallybook._worker.claim.shares import Shares
 from tallybook._worker.entry import run_worker
+from tallybook._worker.jobs import Running
 from tallybook._worker.life.heartbeat import Heartbeat
 from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import WorkerSettings
@@ -437,3 +439,41 @@ async def test_ends_are_on_record_though_their_permits_cannot_be_passed_on(
     async with working(app, dsn):
         await jobs.ends(*[handlers.note.enqueue_sync(db) for _ in range(3)])
     assert "released later: broken" in caplog.text
+
+
+@pytest.mark.parametrize("pause", [0.2, 0.0], ids=["", "control"])
+async def test_a_slot_rests_between_two_jobs(app: App, dsn: str, db: Any, pause: float) -> None:
+    """S3-40: a delay between two documents: each of two slots starts its next job that much later."""
+    began = list[float]()
+
+    @app.task
+    async def crawl(n: int) -> None:
+        began.append(time.monotonic())
+
+    app.enqueue_many_sync(db, [crawl.job(n) for n in range(6)])
+    async with working(app, dsn, {"default": 2}, slot_pause=timedelta(seconds=pause)):
+        await eventually(lambda: len(began) == 6, "all have run")
+    apart = [later - first for first, later in zip(began, began[2:], strict=False)]
+    assert (min(apart) >= 0.95 * 0.2) is (pause > 0)
+
+
+async def test_a_stop_does_not_wait_for_a_pause(app: App, dsn: str, note: Any, db: Any, jobs: Jobs) -> None:
+    """S3-40: a worker whose slots rest stops at once."""
+    async with working(app, dsn, slot_pause=timedelta(hours=1)):
+        await jobs.ends(note.enqueue_sync(db))
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+
+
+async def test_a_slot_that_rests_is_given_back_once() -> None:
+    """S3-40: a node's worker that ends while a slot rests gives the slot back; the pause's end does not repeat this."""
+    shares = Shares({"default": 2})
+    book = shares.book()
+    job = Running.__new__(Running)
+    job.job_id, job.queue = 1, "default"
+    book.take("default", 2)
+    book.rested(job)
+    assert shares.free == {"default": 1}
+    shares.leave(book)
+    book.rested(job)
+    assert shares.free == {"default": 2}
