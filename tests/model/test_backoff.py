@@ -1,4 +1,4 @@
-"""Backoff: the delay after a failure (backoff.py)."""
+"""Backoff: the delay after a failure, and exceptions after which a retry cannot help (backoff.py)."""
 
 import json
 import math
@@ -15,11 +15,13 @@ from tallybook._model.backoff import (
     Exponential,
     Linear,
     as_policy,
+    checked_no_retry,
     delay_after,
     from_json,
+    is_final,
     to_json,
 )
-from tallybook.errors import ConfigError
+from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 MINUTE = timedelta(minutes=1)
 
@@ -125,16 +127,9 @@ durations = st.timedeltas(timedelta(0), timedelta(days=400_000))
 def written(draw):
     first, cap = sorted((draw(durations), draw(durations)))
     factor = draw(st.one_of(st.floats(1, 1e308), st.integers(1, 10**400)))
-    return draw(
-        st.sampled_from(
-            [
-                Constant(first),
-                Linear(first, cap=cap),
-                Linear(first, draw(durations), cap),
-                Exponential(first, factor=factor, cap=cap, jitter=draw(st.booleans())),
-            ]
-        )
-    )
+    exponential = Exponential(first, factor=factor, cap=cap, jitter=draw(st.booleans()))
+    linear = Linear(first, draw(durations), cap)
+    return draw(st.sampled_from([Constant(first), Linear(first, cap=cap), linear, exponential]))
 
 
 @given(written(), st.integers(1, 10**6))
@@ -156,21 +151,10 @@ def test_the_json_form():
     assert from_json({"linear": {"first": "1 min", "step": "0 s", "cap": "PT2H"}}).delay(9) == MINUTE
 
 
+words = st.sampled_from(["exponential", "constant", "linear", "first", "factor", "cap", "jitter", "every", "step"])
 values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just("5 min")),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(
-            st.one_of(
-                st.text(max_size=3),
-                st.sampled_from(
-                    ["exponential", "constant", "linear", "first", "factor", "cap", "jitter", "every", "step"]
-                ),
-            ),
-            inner,
-            max_size=4,
-        ),
-    ),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("5 min"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | words, inner, max_size=4),
     max_leaves=6,
 )
 
@@ -281,3 +265,101 @@ def test_what_is_no_policy(wrong):
     with pytest.raises(ConfigError) as caught:
         as_policy(wrong)
     assert caught.value.option == "retry"
+
+
+# Exceptions after which a retry cannot help.
+
+
+CLASSES = (ValueError, KeyError)
+
+
+class Marked(Exception):
+    no_retry = True
+
+
+class HalfMarked(Exception):
+    no_retry = "yes"
+
+
+class HostileMark(Exception):
+    @property
+    def no_retry(self):
+        raise KeyboardInterrupt
+
+
+class HostileGroup(ExceptionGroup):
+    @property
+    def exceptions(self):
+        raise SystemExit
+
+
+class Bottomless(ExceptionGroup):
+    @property
+    def exceptions(self):
+        return (self, self)
+
+
+def nested(error, depth):
+    for _ in range(depth):
+        error = ExceptionGroup("x", [error])
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        (ValueError(), True),
+        (UnicodeError(), True),
+        (TypeError(), False),
+        (SystemExit(1), False),
+        (Marked(), True),
+        (HalfMarked(), False),
+        (PayloadError("$", "no", task="t"), True),
+        (SignatureError("t", "no"), True),
+        (ExceptionGroup("x", [ValueError(), KeyError()]), True),
+        (ExceptionGroup("x", [ValueError(), TypeError()]), False),
+        (ExceptionGroup("x", [ValueError(), ExceptionGroup("y", [Marked(), KeyError()])]), True),
+        (ExceptionGroup("x", [ValueError(), ExceptionGroup("y", [OSError(), KeyError()])]), False),
+        (nested(ValueError(), 5_000), True),
+        (nested(TypeError(), 5_000), False),
+        (HostileMark(), False),
+        (HostileGroup("x", [ValueError()]), False),
+        (Bottomless("x", [ValueError()]), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_final_is_what_is_of_a_class_or_says_so(error, final):
+    """An error of a listed class, a marked one and a group of only such errors are final; an unreadable one is not."""
+    assert is_final(error, CLASSES) is final
+
+
+def test_a_cause_does_not_count():
+    """The cause of an error does not make it final: the handler chose to raise another error."""
+    error = OSError()
+    error.__cause__ = ValueError()
+    assert not is_final(error, CLASSES)
+
+
+def test_a_group_can_be_named_itself():
+    """The class of an exception group can be listed, too."""
+    assert is_final(ExceptionGroup("x", [OSError()]), (ExceptionGroup,))
+    assert not is_final(OSError(), ())
+
+
+@pytest.mark.parametrize("wrong", ["ValueError", ValueError(), (ValueError, int), (ValueError, "x"), 3, None])
+def test_wrong_classes_are_refused(wrong):
+    """A value that is not an exception class raises ConfigError with the option's name."""
+    with pytest.raises(ConfigError) as caught:
+        checked_no_retry(wrong)
+    assert caught.value.option == "no_retry"
+
+
+def test_one_class_and_any_collection_are_taken():
+    """One class, a list, a set and an empty tuple are accepted."""
+    assert (
+        checked_no_retry(ValueError)
+        == checked_no_retry([ValueError])
+        == checked_no_retry({ValueError})
+        == (ValueError,)
+    )
+    assert checked_no_retry(()) == ()
