@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -13,32 +12,20 @@ from typing import Any
 import psycopg
 import pytest
 
+from support import ticking
 from support.broken import without
 from support.cli import run
 from support.database import Connection, call, one
 from support.queries import keys
+from support.ticking import MINUTE, clocks
 from support.workers import eventually, working
 from tallybook import App, Context
-from tallybook._db.link import Link
 from tallybook._maintenance import queries
 from tallybook._maintenance.clock import Clock
 from tallybook.errors import ConfigError, InvalidArgument
 
 NOON = datetime(2999, 3, 1, 12, 0, 5, tzinfo=UTC)  # nothing is due yet for workers with their own clock
-MINUTE = timedelta(minutes=1)
 STALE = "select n as key, jsonb_build_object('n', n) as args from generate_series(1, 3) n"
-
-
-@asynccontextmanager
-async def clock(dsn: str) -> AsyncIterator[Clock]:
-    """Yield a worker's clock, which the test runs."""
-    link = Link(dsn, "test")
-    made = Clock(link, Link(dsn, "test"))
-    try:
-        yield made
-    finally:
-        await made.queries.close()
-        await link.close()
 
 
 def put(db: Connection, name: str, query: str, *, at: datetime = NOON, **more: Any) -> None:
@@ -52,11 +39,7 @@ async def tick(made: Clock, minutes: int = 1) -> int:
 
 def fires(db: Connection, name: str) -> list[tuple[Any, ...]]:
     """Return the outcomes of its ticks: minute, what, jobs."""
-    return db.execute(
-        "select extract(minute from tick at time zone 'UTC')::int, what, jobs from tallybook.fire"
-        " where schedule = %s order by tick",
-        [name],
-    ).fetchall()
+    return ticking.fires(db, name, "extract(minute from tick at time zone 'UTC')::int", "what", "jobs")
 
 
 # --- S1-22, S1-23: the assets that users view -------------------------------------------------------------------------
@@ -106,7 +89,7 @@ create table price (asset_id int not null references asset, at timestamptz not n
         db.execute("insert into price values (%s, now())", [asset_id])
 
     put(db, "stale-prices", qualifies)
-    async with clock(dsn) as made:
+    async with clocks(dsn, None) as (made,):
         assert [await tick(made, 1), await tick(made, 2)] == [3, 0]  # idempotent: all of them are still open
         assert keys(db) == ["price:2", "price:3", "price:1"]  # in the query's order
         assert (await app.drain()).completed == 3
@@ -132,7 +115,7 @@ create table price (asset_id int not null references asset, at timestamptz not n
 async def test_jobs_know_their_schedule(db: Connection, dsn: str) -> None:
     """S2-16: jobs have the schedule's queue, priority, max_attempts and headers, and know it and their tick."""
     put(db, "stale", STALE, queue="q", priority=4, max_attempts=7, headers='{"team": "prices"}')
-    async with clock(dsn) as made:
+    async with clocks(dsn, None) as (made,):
         assert await tick(made) == 3
     rows = db.execute(
         "select distinct queue, task, priority, max_attempts, headers, options ->> 'schedule',"
@@ -144,7 +127,7 @@ async def test_jobs_know_their_schedule(db: Connection, dsn: str) -> None:
 async def test_a_tick_is_fired_once_by_many(db: Connection, dsn: str) -> None:
     """S2-04: of several workers that start one tick at the same instant one fires it, even without keys."""
     put(db, "keyless", "select jsonb_build_object('n', n) as args from generate_series(1, 3) n")
-    async with clock(dsn) as one, clock(dsn) as two, clock(dsn) as three:
+    async with clocks(dsn, None, None, None) as (one, two, three):
         for minute in range(1, 6):
             assert sum(await asyncio.gather(*(tick(made, minute) for made in (one, two, three)))) == 3
             for made in (one, two, three):
@@ -154,18 +137,12 @@ async def test_a_tick_is_fired_once_by_many(db: Connection, dsn: str) -> None:
 
 
 def plan(db: Connection, name: str) -> str:
-    return str(
-        one(
-            db,
-            "select json_build_object('name', name, 'revision', revision::text, 'tick', tick, 'late', '[]'::json,"
-            " 'ticks', json_build_array(%s::timestamptz), 'next', %s::timestamptz, 'due', %s::timestamptz)::text"
-            " from tallybook.schedule where name = %s",
-            NOON,
-            NOON + MINUTE,
-            NOON + MINUTE,
-            name,
-        )
+    query = (
+        "select json_build_object('name', name, 'revision', revision::text, 'tick', tick, 'late', '[]'::json,"
+        " 'ticks', json_build_array(%s::timestamptz), 'next', %s::timestamptz, 'due', %s::timestamptz)::text"
+        " from tallybook.schedule where name = %s"
     )
+    return str(one(db, query, NOON, NOON + MINUTE, NOON + MINUTE, name))
 
 
 FIRE = "select carried, jobs from tallybook._schedule_fire_query(%s)"
@@ -200,7 +177,7 @@ async def test_control_a_plan_that_is_said_twice(db: Connection, guards: list[st
 async def test_missed_ticks_fire_once(db: Connection, dsn: str) -> None:
     """After a downtime only the latest missed tick fires, since the query finds all due rows anyway."""
     put(db, "stale", STALE)
-    async with clock(dsn) as made:
+    async with clocks(dsn, None) as (made,):
         assert await made.run_queries(at=NOON + timedelta(hours=2, seconds=-6)) == 3
     assert [(what, jobs) for _, what, jobs in fires(db, "stale")] == [("missed", None), ("enqueued", 3)]
 
@@ -215,7 +192,7 @@ async def test_a_wrong_query_stops_nobody(db: Connection, dsn: str, caplog: pyte
     put(db, "a right one", STALE)
     put(db, "divides", "select 1 / (n - 2) as key, '{}'::jsonb as args from generate_series(1, 3) n")
     db.execute("drop table asset")
-    async with clock(dsn) as made:
+    async with clocks(dsn, None) as (made,):
         assert [await tick(made, 1), await tick(made, 2)] == [3, 0]
         assert fires(db, "a wrong one") == [(1, "failed", None), (2, "failed", None)]
         assert fires(db, "a right one") == [(1, "enqueued", 3), (2, "enqueued", 0)]
@@ -234,7 +211,7 @@ async def test_a_wrong_query_stops_nobody(db: Connection, dsn: str, caplog: pyte
 async def test_nothing_of_a_failed_tick_stays(db: Connection, dsn: str) -> None:
     """A query that fails after thousands of rows enqueues none of them."""
     put(db, "half", "select n as key, jsonb_build_object('n', 1 / (n - 5500)) as args from generate_series(1, 6000) n")
-    async with clock(dsn) as made:
+    async with clocks(dsn, None) as (made,):
         assert await tick(made) == 0
     assert fires(db, "half") == [(1, "failed", None)]
     assert db.execute("select count(*) from tallybook.unique_key").fetchone() == (0,)
@@ -243,7 +220,7 @@ async def test_nothing_of_a_failed_tick_stays(db: Connection, dsn: str) -> None:
 async def test_a_query_has_a_time_limit(db: Connection, dsn: str) -> None:
     """A query that takes too long is cancelled and recorded as failed; its schedule continues with the next tick."""
     put(db, "endless", "select 'a' as key, jsonb_build_object('s', pg_sleep(60)::text) as args")
-    async with clock(dsn) as made:
+    async with clocks(dsn, None) as (made,):
         made.queries._longest = 0.2
         assert await tick(made) == 0
     assert fires(db, "endless") == [(1, "failed", None)]
@@ -255,7 +232,7 @@ async def test_a_query_has_a_time_limit(db: Connection, dsn: str) -> None:
 async def test_a_lost_connection_is_no_fate(db: Connection, dsn: str, connect: Callable[..., Connection]) -> None:
     """A session terminated in the middle leaves its tick unfired; a later look fires it."""
     held = hold(db, connect)
-    async with clock(dsn) as made:
+    async with clocks(dsn, None) as (made,):
         (running,) = await made.start_queries(at=NOON + MINUTE)
         await eventually(lambda: waiting(db), "the query waits for the table")
         db.execute(
@@ -284,11 +261,11 @@ def hold(db: Connection, connect: Callable[..., Connection]) -> Connection:
 
 
 def waiting(db: Connection) -> bool:
-    row = db.execute(
+    return one(
+        db,
         "select exists (select from pg_locks where not granted and relation = 'slow'::regclass"
-        " and database = (select oid from pg_database where datname = current_database()))"
-    ).fetchone()
-    return row == (True,)
+        " and database = (select oid from pg_database where datname = current_database()))",
+    )
 
 
 LOCKS = pytest.mark.direct("watches which session waits")
@@ -327,7 +304,7 @@ async def test_control_one_at_a_time(
     monkeypatch.setattr(queries, "AT_ONCE", 1)
     held = hold(db, connect)
     put(db, "quick", STALE)
-    async with clock(dsn) as made:
+    async with clocks(dsn, None) as (made,):
         (first,) = await made.start_queries(at=NOON + MINUTE)
         await eventually(lambda: waiting(db), "the query waits for the table")
         assert await made.start_queries(at=NOON + MINUTE) == []
@@ -342,7 +319,7 @@ async def test_a_slow_query_is_left_to_who_runs_it(
 ) -> None:
     """S2-04: another worker neither waits for a running query nor runs it, too, and fires what else is due."""
     held = hold(db, connect)
-    async with clock(dsn) as one, clock(dsn) as two:
+    async with clocks(dsn, None, None) as (one, two):
         (running,) = await one.start_queries(at=NOON + MINUTE)
         await eventually(lambda: waiting(db), "the query waits for the table")
         put(db, "quick", STALE)
@@ -357,7 +334,7 @@ async def test_a_slow_query_does_not_stop_people(db: Connection, dsn: str, conne
     """While its query runs, a schedule can be paused, and stays paused; run now is skipped as an overlap."""
     held = hold(db, connect)
     db.execute("set lock_timeout = '2 s'")
-    async with clock(dsn) as made:
+    async with clocks(dsn, None) as (made,):
         (running,) = await made.start_queries(at=NOON + MINUTE)
         await eventually(lambda: waiting(db), "the query waits for the table")
         assert db.execute("select what, reason from tallybook.schedule_run('slow')").fetchone() == (
@@ -377,13 +354,13 @@ async def test_a_slow_query_does_not_stop_people(db: Connection, dsn: str, conne
 async def test_a_stop_takes_a_query_back(db: Connection, dsn: str, connect: Callable[..., Connection]) -> None:
     """A worker that stops during a query cancels it: the tick stays due, and nothing waits in the server."""
     held = hold(db, connect)
-    async with clock(dsn) as made:
+    async with clocks(dsn, None) as (made,):
         await made.start_queries(at=NOON + MINUTE)
         await eventually(lambda: waiting(db), "the query waits for the table")
     await eventually(lambda: not waiting(db), "nothing waits")
     held.rollback()
     assert fires(db, "slow") == []
-    async with clock(dsn) as made:
+    async with clocks(dsn, None) as (made,):
         assert await tick(made) == 1
 
 
