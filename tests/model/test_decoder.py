@@ -144,30 +144,10 @@ def test_what_does_not_fit_is_named_with_its_path(annotation, value, path, reaso
     assert str(error).startswith(f"args of task 'mail.send' cannot be read: {path}: ")
 
 
-annotations = st.sampled_from(
-    [
-        datetime,
-        date,
-        timedelta,
-        UUID,
-        Decimal,
-        Color,
-        Access,
-        Node,
-        Row,
-        Positive,
-        float,
-        list[date],
-        tuple[int, date],
-        dict[str, UUID],
-        dict[Color, Any],
-        Literal["a", 1],
-        date | int,
-        Node | list[Node] | None,
-        Path,
-        Positive | str,
-    ]
-)
+annotations = st.sampled_from([
+    datetime, date, timedelta, UUID, Decimal, Color, Access, Node, Row, Positive, float, list[date], tuple[int, date],
+    dict[str, UUID], dict[Color, Any], Literal["a", 1], date | int, Node | list[Node] | None, Path, Positive | str,
+])  # fmt: skip
 
 
 @given(

@@ -8,6 +8,7 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -61,22 +62,21 @@ def test_the_first_key_is_the_current_one_and_the_others_still_open() -> None:
     assert ring.seal(PLACE, Secret("x")).key_id == "k2" and ring.open(PLACE, old) == Secret("x")
 
 
-WRONG = {
-    "another provider": (Place("evil", "api_key"), {}),
-    "another field": (Place("acme", "password"), {}),
-    "another slot": (Place("acme", "api_key", "previous"), {}),
-    "parts that are cut elsewhere": (Place('acme","api_key', ""), {}),
-    "another key id": (PLACE, {"key_id": "k2"}),
-    "another nonce": (PLACE, {"nonce": bytes(12)}),
-    "cut off": (PLACE, {"ciphertext": b"short"}),
-    "empty": (PLACE, {"ciphertext": b""}),
-}
-
-
-@pytest.mark.parametrize("case", WRONG, ids=str)
-def test_what_was_moved_or_altered_is_one_clear_error(case: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "changes"),
+    [
+        pytest.param(Place("evil", "api_key"), {}, id="another provider"),
+        pytest.param(Place("acme", "password"), {}, id="another field"),
+        pytest.param(Place("acme", "api_key", "previous"), {}, id="another slot"),
+        pytest.param(Place('acme","api_key', ""), {}, id="parts that are cut elsewhere"),
+        pytest.param(PLACE, {"key_id": "k2"}, id="another key id"),
+        pytest.param(PLACE, {"nonce": bytes(12)}, id="another nonce"),
+        pytest.param(PLACE, {"ciphertext": b"short"}, id="cut off"),
+        pytest.param(PLACE, {"ciphertext": b""}, id="empty"),
+    ],
+)
+def test_what_was_moved_or_altered_is_one_clear_error(place: Place, changes: dict[str, Any]) -> None:
     """S1-13: a ciphertext cannot be decrypted at another provider, field, slot or key id, or with another nonce."""
-    place, changes = WRONG[case]
     ring = keys(f"k1:{KEY}", f"k2:{KEY}")  # refused although both ids have the same key
     sealed = ring.seal(PLACE, Secret("sk-canary"))
     with pytest.raises(SecretError, match=r"it cannot be decrypted with key 'k[12]'") as refused:
