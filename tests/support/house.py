@@ -51,6 +51,11 @@ class House:
     """Jobs of `runs` that a worker of the old cluster had started."""
     open_transactions: list[tuple[Connection, int]] = field(default_factory=list)
 
+    def started(self, what: str, *jobs: int) -> None:
+        """Expect a run of jobs that the old cluster has started."""
+        self.runs |= dict.fromkeys(jobs, what)
+        self.had_run |= {*jobs}
+
     def wrongs(self, conn: Connection) -> list[str]:
         """Return the deviations from the expected results."""
         found = [f"counted: {row}" for row in conn.execute("select * from tallybook.verify()")]
@@ -71,8 +76,8 @@ class House:
                 found.append(f"{what} ({job}): ran with the old ones")
         turns = (
             "select array_agg(r.job_id order by o.ended_at) from ran r join tallybook.entry e using (job_id, attempt)"
+            " join tallybook.outcome o on o.entry_xid = e.xid and o.entry_seq = e.seq where e.order_key = %s"
         )
-        turns += " join tallybook.outcome o on o.entry_xid = e.xid and o.entry_seq = e.seq where e.order_key = %s"
         for key in ("k", "l"):
             mine = [job for job, what in self.runs.items() if what.startswith(f"order key {key},")]
             if (order := one(conn, turns, key)) != sorted(mine):
@@ -137,13 +142,10 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
         put(conn)
     # Running jobs: of a window, one claimed by its id, former holes.
     lease, jobs = claim(conn, worker, "default", 2)
-    for job in jobs:
-        house.runs[job] = "running"
-        house.had_run.add(job)
+    house.started("running", *jobs)
     by_id = put(conn)
     one(conn, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, by_id)
-    house.runs[by_id] = "running, taken by its id"
-    house.had_run.add(by_id)
+    house.started("running, taken by its id", by_id)
     cancelled_by_id = put(conn)
     one(conn, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, cancelled_by_id)
     conn.execute("select tallybook.cancel(%s)", (cancelled_by_id,))
@@ -158,17 +160,13 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
     house.stays[told] = ("running, told to stop", "cancelled")
     end(conn, "complete", lease, jobs[1])
     house.stays[jobs[1]] = ("completed beside running ones", "completed")
-    for job in jobs[2:]:
-        house.runs[job] = "running"
-        house.had_run.add(job)
+    house.started("running", *jobs[2:])
     taken_late[0].execute("commit")
     for job in (behind[-1], put(conn)):
         house.runs.setdefault(job, "available")
     lease, jobs = claim(conn, worker, "default", 50)
     while jobs:  # the remaining jobs, and the hole that has ended
-        for job in jobs:
-            house.runs[job] = "running"
-            house.had_run.add(job)
+        house.started("running", *jobs)
         lease, jobs = claim(conn, worker, "default", 50)
     assert taken_late[1] in house.had_run
     ends_before[0].execute("commit")
@@ -189,8 +187,7 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
     lease, jobs = claim(conn, worker, "mail", 1)
     assert jobs == [snoozed]
     end(conn, "snooze", lease, snoozed, "0 s")
-    house.runs[snoozed] = "given back"
-    house.had_run.add(snoozed)
+    house.started("given back", snoozed)
     # Cancelled jobs without a claim since; one of them retried later, one retried and cancelled again.
     for what, then in (("", ()), (", retried", ("retry",)), (", retried, cancelled", ("retry", "cancel"))):
         job = put(conn, "reports")
