@@ -150,18 +150,22 @@ class _Server(ThreadingHTTPServer):
         pass  # a caller may disconnect early
 
 
+def _tls(cert: Path | None) -> ssl.SSLContext | None:
+    if cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert)
+    return context
+
+
 @contextmanager
 def http_server(host: str = "127.0.0.1", port: int = 0, cert: Path | None = None) -> Iterator[HttpServer]:
     """Run a server in threads of this process, with TLS if there is a certificate (with its key)."""
     handler = type("Handler", (_Handler,), {})
     server = _Server((host, port), handler)
-    scheme = "http"
-    if cert is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert)
+    if context := _tls(cert):
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        scheme = "https"
-    home = HttpServer(f"{scheme}://{host}:{server.server_port}", server.server_port)
+    home = HttpServer(f"{'https' if context else 'http'}://{host}:{server.server_port}", server.server_port)
     handler.home = home  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -238,10 +242,7 @@ class Mailbox:
 def smtp_server(*, login: tuple[str, str] | None = None, cert: Path | None = None) -> Iterator[tuple[Mailbox, int]]:
     """Run an SMTP server in a thread; yield its mailbox and port. A login is possible only after STARTTLS."""
     mailbox = Mailbox()
-    context = None
-    if cert is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert)
+    context = _tls(cert)
 
     def authenticate(server: Any, session: Any, envelope: Any, mechanism: str, given: Any) -> AuthResult:
         right = isinstance(given, LoginPassword) and login == (given.login.decode(), given.password.decode())
