@@ -118,14 +118,17 @@ def _fresh_name(kind: str) -> str:
     return f"tallybook_{kind}_{secrets.token_hex(6)}"
 
 
+def _aside(server: Databases, template: str) -> Aside:
+    with psycopg.connect(server.dsn(template), autocommit=True) as conn:
+        like = Template(template, conn)
+    return Aside(server, like, again=not POOLER)
+
+
 @pytest.fixture(scope="session")
 def aside(server: Databases, template: str) -> Iterator[Aside]:
     """The source of the tests' databases. Through a pooler, each test has a new one."""
-    with psycopg.connect(server.dsn(template), autocommit=True) as conn:
-        like = Template(template, conn)
-    made = Aside(server, like, again=not POOLER)
-    yield made
-    made.close()
+    with closing(_aside(server, template)) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -179,9 +182,7 @@ def asides(server: Databases, template: str) -> Iterator[Callable[[int], Aside]]
                 with psycopg.connect(server.create_database(name, template), autocommit=True) as conn:
                     stack.callback(server.drop_database, name)
                     renumber(conn, number)
-                    like = Template(name, conn)
-                made[number] = Aside(server, like, again=not POOLER)
-                stack.callback(made[number].close)
+                made[number] = stack.enter_context(closing(_aside(server, name)))
             return made[number]
 
         yield of
