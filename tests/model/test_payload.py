@@ -97,9 +97,6 @@ def test_every_typed_value_round_trips(pair):
 
 
 bad_scalars = st.sampled_from([math.nan, math.inf, "a\0b", "\ud800", b"x", {1}, object(), datetime(2026, 1, 1)])
-bad_values = st.recursive(
-    bad_scalars, lambda inner: st.lists(inner, min_size=1, max_size=2) | st.dictionaries(st.integers(), inner)
-)
 
 
 @given(

@@ -84,14 +84,14 @@ def dump(dsn: str, file: Path, *options: str, version: int | None = None) -> Non
     _tool(version, "pg_dump", "--format=custom", f"--file={file}", *options, f"--dbname={dsn}")
 
 
-def restore(file: Path, dsn: str, *options: str, version: int | None = None) -> None:
+def restore(file: Path, dsn: str, *options: str) -> None:
     """Run pg_restore on a custom dump; stop at the first error."""
-    _tool(version, "pg_restore", "--exit-on-error", "--no-owner", *options, f"--dbname={dsn}", str(file))
+    _tool(None, "pg_restore", "--exit-on-error", "--no-owner", *options, f"--dbname={dsn}", str(file))
 
 
-def psql(file: Path, dsn: str, *, version: int | None = None) -> None:
+def psql(file: Path, dsn: str) -> None:
     """Run psql on a text dump; stop at the first error."""
-    _tool(version, "psql", "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", f"--file={file}", f"--dbname={dsn}")
+    _tool(None, "psql", "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", f"--file={file}", f"--dbname={dsn}")
 
 
 def _tool(version: int | None, name: str, *arguments: str) -> None:

@@ -196,6 +196,6 @@ def drain(conn: Connection) -> None:
             return
 
 
-def check(conn: Connection, *, most: int = 5) -> list[str]:
-    """Return the findings with their names, at most `most` of a kind."""
-    return [f"{name}: {row[0]}" for name, query in CHECKS.items() for row in conn.execute(query).fetchmany(most)]
+def check(conn: Connection) -> list[str]:
+    """Return the findings with their names, at most 5 of a kind."""
+    return [f"{name}: {row[0]}" for name, query in CHECKS.items() for row in conn.execute(query).fetchmany(5)]

@@ -114,10 +114,10 @@ class Hands:
         self.db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (self.worker,))
         self.db.execute("select tallybook.rescue(only_worker => %s)", (self.worker,))
 
-    def run_all(self, rounds: int = 100) -> list[int]:
+    def run_all(self) -> list[int]:
         """Start and complete jobs until none is available; return the order of their starts."""
         order = []
-        for _ in range(rounds):
+        for _ in range(100):
             jobs = self.start()
             if not jobs and self.one("select promoted from tallybook.promote()") == 0:
                 return order

@@ -66,9 +66,9 @@ class Client:
 
 
 @asynccontextmanager
-async def client(api: Any, *, prefix: str = "") -> AsyncIterator[Client]:
+async def client(api: Any) -> AsyncIterator[Client]:
     """Yield a Client of an ASGI app in this process."""
-    transport = httpx2.ASGITransport(app=api, root_path=prefix)
+    transport = httpx2.ASGITransport(app=api)
     async with httpx2.AsyncClient(transport=transport, base_url="http://api.test") as http:
         yield Client(http)
 

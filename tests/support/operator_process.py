@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from support.paths import TESTS
+
 
 def _broken(what: str) -> None:
     from tallybook.extra.operator import routes, serve
@@ -60,12 +62,8 @@ def main(dsn: str, keys: str, broken: str = "") -> None:
 def serving(dsn: str, keys: Path, broken: str = "", *, log: Path | None = None) -> Iterator[str]:
     """Run such a process for the block and yield its base URL; stderr goes to `log`."""
     words = [sys.executable, "-m", "support.operator_process", dsn, str(keys), broken]
-    with (
-        (log or Path("/dev/null")).open("w") as err,
-        subprocess.Popen(
-            words, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, stderr=err, text=True
-        ) as process,
-    ):
+    pipes: dict[str, Any] = {"cwd": TESTS, "stdout": subprocess.PIPE, "text": True}
+    with (log or Path("/dev/null")).open("w") as err, subprocess.Popen(words, stderr=err, **pipes) as process:
         try:
             assert process.stdout is not None
             port = process.stdout.readline().strip()

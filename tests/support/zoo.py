@@ -362,9 +362,9 @@ class ZooWorker(WorkerProcess):
 
 
 @contextmanager
-def zoo(dsn: str, env: dict[str, str] | None = None, **options: Any) -> Iterator[ZooWorker]:
+def zoo(dsn: str, **options: Any) -> Iterator[ZooWorker]:
     """Run one such worker for the block."""
-    worker = ZooWorker(dsn, env, **options)
+    worker = ZooWorker(dsn, **options)
     try:
         yield worker
     finally:

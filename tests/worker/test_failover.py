@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from support.database import one
 from support.standby import streaming
 from support.waiting import wait_until
 from support.worker_process import Workers, app, rest
@@ -38,11 +39,11 @@ def test_a_worker_follows_a_failover() -> None:
             conn.execute("select pg_reload_conf()")
             shown = "select count(*) from pg_stat_replication where sync_state = 'sync'"
             wait_until(lambda: conn.execute(shown).fetchone() == (1,), "a commit is also on the standby")
-        both, one = dsn_of(primary, standby), dsn_of(primary)
+        both = dsn_of(primary, standby)
         app.dsn = both
         db = psycopg.connect(both, autocommit=True)
         workers = stack.enter_context(Workers(both, db))
-        lonely = stack.enter_context(Workers(one, db))
+        lonely = stack.enter_context(Workers(dsn_of(primary), db))
         worker = workers.start(queues={"default": 10})
         lonely.start(queues={"lonely": 10})
         put = []
@@ -97,11 +98,9 @@ def test_after_a_start_of_the_server_everybody_has_a_lease_to_come_back() -> Non
             (started,) = conn.execute("select pg_postmaster_start_time()").fetchone() or (None,)
             conn.execute("select tallybook.renew(%s, 0)", (heard,))
 
-            def look(seconds: float, *, grace: str = "1 s") -> tuple[int, str]:
+            def look(seconds: float) -> tuple[int, str]:
                 at = started + timedelta(seconds=seconds)
-                (lost,) = conn.execute(
-                    "select lost from tallybook.rescue(grace => %s, at => %s)", (grace, at)
-                ).fetchone() or (0,)
+                lost = one(conn, "select lost from tallybook.rescue(grace => '1 s', at => %s)", at)
                 names = conn.execute("select name from tallybook.worker where ended_at is null order by 1").fetchall()
                 return lost, ",".join(name for (name,) in names)
 
