@@ -31,9 +31,7 @@ class Proxy:
     """Listens on 127.0.0.1; `dsn` is the same database through the proxy."""
 
     def __init__(self, dsn: str) -> None:
-        given = conninfo_to_dict(dsn)
-        host, self._port = str(given["host"]), str(given.get("port") or 5432)
-        self._target = f"{host}/.s.PGSQL.{self._port}" if host.startswith("/") else (host, int(self._port))
+        self._target = upstream(dsn)()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=self._listening.getsockname()[1], sslmode="disable")
         self.silent = False
@@ -75,10 +73,7 @@ class Proxy:
             if self.refusing or self.accepted > self.accepts:
                 client.close()
                 continue
-            if isinstance(self._target, str):
-                server = socket.socket(socket.AF_UNIX)
-            else:
-                server = socket.socket()
+            server = socket.socket(socket.AF_UNIX if isinstance(self._target, str) else socket.AF_INET)
             try:
                 server.connect(self._target)
             except OSError:
