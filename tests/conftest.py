@@ -26,7 +26,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from support.clusters import cluster
-from support.database import Connect, Connection
+from support.database import Connect, Connection, one
 from support.databases import CREATE, DROP, Aside, Database, Template
 from support.fleet import Fleet, fleets, renumber
 from support.shop import Shop
@@ -266,11 +266,11 @@ async def make(dsn: str) -> AsyncIterator[Callable[..., Any]]:
 
     made: list[Site] = []
 
-    def one(**options: Any) -> Site:
+    def make_one(**options: Any) -> Site:
         made.append(dashboard(options.pop("app", None) or App("shop"), dsn=dsn, **options))
         return made[-1]
 
-    yield one
+    yield make_one
     for site in made:
         await site.aclose()
 
@@ -279,12 +279,7 @@ async def make(dsn: str) -> AsyncIterator[Callable[..., Any]]:
 def paused(db: Connection) -> Callable[[], bool]:
     """Make a queue `mail`; return a function that reads whether it is paused."""
     db.execute("select tallybook.queue_set('mail')")
-
-    def is_paused() -> bool:
-        row = db.execute("select paused_at is not null from tallybook.queues where name = 'mail'").fetchone()
-        return row is not None and bool(row[0])
-
-    return is_paused
+    return lambda: one(db, "select paused_at is not null from tallybook.queues where name = 'mail'")
 
 
 @pytest.fixture(scope="session")

@@ -101,11 +101,11 @@ def test_bind_accepts_what_python_accepts(function, call):
     assert function(*positional, **named) == expected
 
 
-def pays(account: int, note: str = None, at: date | None = None, *, rest=None): ...  # noqa: RUF013
-
-
 def test_none_is_refused_where_the_annotation_does_not_allow_it():
     """None for an int is refused; it is accepted if the annotation or the default allows it, or without annotation."""
+
+    def pays(account: int, note: str = None, at: date | None = None, *, rest=None): ...  # noqa: RUF013
+
     assert model(pays).bind((7, None, None), {"rest": None}) == {"account": 7, "note": None, "at": None, "rest": None}
     for args, kwargs in (((None,), {}), ((), {"account": None})):
         with pytest.raises(PayloadError, match=r"\$\.account: None, but its annotation is int"):

@@ -66,11 +66,8 @@ class Releases(Workers):
 
     def most_moves(self) -> int:
         """Return the largest number of times that a job was set aside."""
-        (most,) = self.db.execute(
-            "select coalesce(max(n), 0)"
-            " from (select count(*) n from tallybook.outcome where state = 'moved' group by job_id) m"
-        ).fetchone()
-        return int(most)
+        moves = "select count(*) from tallybook.outcome where state = 'moved' group by job_id"
+        return max((n for (n,) in self.db.execute(moves)), default=0)
 
 
 def main(dsn: str, settings: str) -> None:

@@ -22,7 +22,6 @@ QUEUED = (
     "select count(*) from tallybook.job"
     " where task like 'pay%' and state in ('available', 'running', 'retrying', 'scheduled')"
 )
-EFFECTS = "select count(*) from effect"
 WRONG = """
 select (select count(*) from (select job_id from effect group by job_id having count(*) <> 1) x),
        (select count(*) from tallybook.job j where task like 'pay%' and state = 'completed'
@@ -41,8 +40,7 @@ def workers(dsn: str, db: Any) -> Iterator[Workers]:
 
 
 def row(db: Any, query: str) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = db.execute(query).fetchone()
-    return found
+    return db.execute(query).fetchone()
 
 
 @pytest.mark.slow
@@ -164,7 +162,7 @@ def test_one_effect_a_job_through_the_servers_death() -> None:
         with psycopg.connect(dsn) as conn:
             migrate(conn)
             conn.execute(TABLES)
-        db = Reconnecting(dsn)
+        db, effects = Reconnecting(dsn), "select count(*) from effect"
         with Workers(dsn, module="support.atomic_process") as workers:
             workers.db = db
             workers.start()
@@ -172,10 +170,10 @@ def test_one_effect_a_job_through_the_servers_death() -> None:
             for _ in range(3):
                 row(db, "select 1")  # reconnects after the server's death
                 app.enqueue_many_sync(db.conn, [pay.job(n) if n % 2 else pay_in_thread.job(n) for n in range(400)])
-                done = row(db, EFFECTS)[0]
-                wait_until(lambda done=done: row(db, EFFECTS)[0] > done + 30, "they run")  # type: ignore[misc]
+                done = row(db, effects)[0]
+                wait_until(lambda done=done: row(db, effects)[0] > done + 30, "they run")  # type: ignore[misc]
                 server.kill()
                 server.start()
             wait_until(lambda: row(db, QUEUED) == (0,), "all have ended", seconds=60)
             assert row(db, WRONG) == RIGHT
-            assert row(db, "select count(*) from effect") == (1200,)
+            assert row(db, effects) == (1200,)

@@ -19,8 +19,6 @@ from support.workers import Jobs, eventually, working
 from tallybook import App, Constant, Context, JobInfo, Snooze
 
 SOON = timedelta(seconds=0.2)
-LONG_ENOUGH = timedelta(seconds=1)
-"""For a connection that has to be made before the handler can begin."""
 GRACE = {"abort_timeout": timedelta(seconds=0.3)}
 LATER = Constant(timedelta(hours=1))
 
@@ -334,8 +332,9 @@ async def test_a_deadline_rolls_an_atomic_task_back(
 ) -> None:
     """S4-19 P4: at its deadline an atomic task is rolled back, abandoned or not; no connection stays in one."""
     db.execute("create table effect (n int)")
+    long_enough = timedelta(seconds=1)  # for a connection that has to be made before the handler can begin
 
-    @app.task(atomic=True, timeout=LONG_ENOUGH, retry=LATER)
+    @app.task(atomic=True, timeout=long_enough, retry=LATER)
     async def slow(tx: psycopg.AsyncConnection, swallows: bool) -> None:
         await tx.execute("insert into effect values (1)")
         while True:
@@ -345,7 +344,7 @@ async def test_a_deadline_rolls_an_atomic_task_back(
                 if not swallows:
                     raise
 
-    @app.task(atomic=True, timeout=LONG_ENOUGH, retry=LATER)
+    @app.task(atomic=True, timeout=long_enough, retry=LATER)
     def slow_in_thread(tx: psycopg.Connection) -> None:
         tx.execute("insert into effect values (1)")
         tx.execute("select pg_sleep(60)")
