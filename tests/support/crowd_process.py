@@ -197,9 +197,6 @@ class Late:
                 break
         self.slow.execute("commit")
 
-    def close(self) -> None:
-        """Do nothing: no transaction is open between turns."""
-
 
 class Claimer:
     """Claims batches of random size, records each run, and ends the attempts in all ways, some late, some never."""
@@ -328,9 +325,6 @@ class Claimer:
             cursor.executemany("insert into ends (lease, job_id, attempt) values (%s, %s, %s)", accepted)
         self.conn.execute("commit")
 
-    def close(self) -> None:
-        """Do nothing: a rescue must find the running jobs."""
-
 
 class Zombie(Claimer):
     """Is given up while it runs jobs, and still ends them afterwards."""
@@ -375,9 +369,6 @@ class Maintenance:
             self.conn.execute("select tallybook.rescue('1 s', grace => '0.2 s')")
         stop.wait(0.02)
 
-    def close(self) -> None:
-        """Do nothing: no transaction is open between turns."""
-
 
 def _connect(dsn: str) -> Connection:
     """Connect with short timeouts, so that a hanging statement is an error that names it."""
@@ -402,7 +393,8 @@ def main(role: str, dsn: str, seed: str, number: str) -> None:
     actor = ROLES[role](dsn, random.Random(f"{seed}/{role}/{number}"), int(number))
     while not stop.is_set():
         actor.turn()
-    actor.close()
+    if isinstance(actor, Producer):  # the others have no open transaction, and a rescue must find their running jobs
+        actor.close()
 
 
 if __name__ == "__main__":
