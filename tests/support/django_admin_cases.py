@@ -118,10 +118,8 @@ class AdminTest(SimpleTestCase):
 
     def test_the_page_of_a_job_shows_it_without_secrets(self) -> None:
         """Args are redacted and text stays text; errors and the reason are there; nothing can be edited."""
-        ask(
-            "select tallybook.enqueue('mail', 'send_receipt', %s)",
-            json.dumps({"order_id": "<b>7</b>", "api_key": "hunter2"}),
-        )
+        args = json.dumps({"order_id": "<b>7</b>", "api_key": "hunter2"})
+        ask("select tallybook.enqueue('mail', 'send_receipt', %s)", args)
         ((job,),) = ask("select id from tallybook.job")
         page = self.text(reverse("admin:tallybook_job_change", args=[job]))
         self.assertIn("&lt;b&gt;7&lt;/b&gt;", page)

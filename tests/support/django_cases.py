@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from datetime import timedelta
+from io import StringIO
 from unittest import mock
 
 from asgiref.sync import async_to_sync
@@ -99,7 +100,7 @@ class TasksTest(Clean):
         result.refresh()
         self.assertEqual((result.status, len(result.errors)), (TaskResultStatus.READY, 1))
         self.assertEqual(self.told, [("enqueued", "READY"), ("started", "RUNNING")])
-        travel(_dsn(), timedelta(days=1))
+        travel(app.conninfo(), timedelta(days=1))
         drain(served)
         result.refresh()
         self.assertEqual((result.status, len(result.errors), result.attempts), (TaskResultStatus.FAILED, 2, 2))
@@ -114,7 +115,7 @@ class TasksTest(Clean):
             result = task.enqueue()
             drain(served)
             self.assertEqual(self.told, [("enqueued", "READY"), ("started", "RUNNING")])
-            travel(_dsn(), timedelta(days=1))
+            travel(app.conninfo(), timedelta(days=1))
             self.assertEqual(drain(served).dead, 1)
             result.refresh()
             self.assertEqual(result.status, TaskResultStatus.FAILED)
@@ -132,7 +133,7 @@ class TasksTest(Clean):
     def test_run_after_is_not_before(self) -> None:
         result = add.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(1)
         self.assertEqual((self.job(result)["state"], drain(served).completed), ("scheduled", 0))
-        travel(_dsn(), timedelta(hours=2))
+        travel(app.conninfo(), timedelta(hours=2))
         self.assertEqual(drain(served).completed, 1)
 
     def test_args_of_every_kind_come_back(self) -> None:
@@ -227,20 +228,7 @@ class ConnectionsTest(Clean):
 
     def test_commands_run_in_this_process(self) -> None:
         with mock.patch.dict("os.environ"):
-            call_command("tallybook", "doctor", "--info", "--json", stdout=(out := _Text()))
-        self.assertTrue(json.loads(out.text)["database"].startswith("test_"))
+            call_command("tallybook", "doctor", "--info", "--json", stdout=(out := StringIO()))
+        self.assertTrue(json.loads(out.getvalue())["database"].startswith("test_"))
         with mock.patch.dict("os.environ"), self.assertRaisesMessage(Exception, "tallybook nothing has failed"):
-            call_command("tallybook", "nothing", stderr=_Text())
-
-
-class _Text:
-    text = ""
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None: ...
-
-
-def _dsn() -> str:
-    return app.conninfo()
+            call_command("tallybook", "nothing", stderr=StringIO())
