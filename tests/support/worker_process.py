@@ -125,12 +125,7 @@ class Workers:
         """Start one more worker, and wait until it is registered."""
         self._number += 1
         worker = WorkerProcess(self._dsn, f"w{self._number}", options, self._module)
-
-        def end() -> None:
-            said = worker.kill()
-            sys.stderr.write(f"--- {worker.name}\n{said[-3000:]}\n")
-
-        self._stack.callback(end)
+        self._stack.callback(lambda: sys.stderr.write(f"--- {worker.name}\n{worker.kill()[-3000:]}\n"))
         if wait:
             wait_until(lambda: self.ids(worker), f"{worker.name} is registered")
         return worker
