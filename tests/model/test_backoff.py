@@ -9,18 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallybook._model.backoff import (
-    DEFAULT,
-    Constant,
-    Exponential,
-    Linear,
-    as_policy,
-    checked_no_retry,
-    delay_after,
-    from_json,
-    is_final,
-    to_json,
-)
+from tallybook import Constant, Exponential, Linear
+from tallybook._model.backoff import DEFAULT, as_policy, checked_no_retry, delay_after, from_json, is_final, to_json
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 MINUTE = timedelta(minutes=1)
