@@ -105,13 +105,8 @@ def children(pid: int) -> list[int]:
 
 def invoke(*words: object, to: str | None = None, typed: str | None = None, **environment: str) -> Result:
     """Run a `tallybook` command in this process and raise its errors. `to` is TALLYBOOK_DSN, `typed` the input."""
-    return CliRunner().invoke(
-        cli,
-        [str(word) for word in words],
-        env={"TALLYBOOK_DSN": to, **environment},
-        input=typed,
-        catch_exceptions=False,
-    )
+    args, env = [str(word) for word in words], {"TALLYBOOK_DSN": to, **environment}
+    return CliRunner().invoke(cli, args, env=env, input=typed, catch_exceptions=False)
 
 
 def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:

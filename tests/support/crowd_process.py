@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -377,13 +376,7 @@ def _connect(dsn: str) -> Connection:
     return conn
 
 
-ROLES: dict[str, Callable[[str, random.Random, int], Any]] = {
-    "producer": Producer,
-    "late": Late,
-    "claimer": Claimer,
-    "zombie": Zombie,
-    "maintenance": Maintenance,
-}
+ROLES = {kind.__name__.lower(): kind for kind in (Producer, Late, Claimer, Zombie, Maintenance)}
 
 
 def main(role: str, dsn: str, seed: str, number: str) -> None:
