@@ -135,13 +135,11 @@ def aside(server: Databases, template: str) -> Iterator[Aside]:
 def template(server: Databases) -> Iterator[str]:
     """The name of a database with the schema installed, the template of the tests' databases.
 
-    Its tables are published, as where an installation publishes all tables: every test must work there. Prune has run
-    and is due again in a day, or each worker of a test would begin with it: 15 ms in a new session.
+    Its tables are published, as where an installation publishes all tables: every test must work there.
     """
     name = _fresh_name("template")
     with psycopg.connect(server.create_database(name)) as conn:
         migrate(conn)
-        conn.execute("select tallybook.service_every('prune', '1 day'), tallybook.prune(as_service => true)")
         conn.execute("create publication every_test for tables in schema tallybook")
     yield name
     server.drop_database(name)

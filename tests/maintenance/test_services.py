@@ -62,7 +62,6 @@ async def test_a_worker_without_maintenance_only_runs_jobs(
     async def note() -> None: ...
 
     caplog.set_level("INFO", logger="tallybook.worker")
-    db.execute("update tallybook.service set last_run_at = null")
     poll = timedelta(seconds=0.05)
     async with working(app, dsn, maintenance=maintenance, poll=poll):
         later = note.with_(delay=timedelta(seconds=0.1)).enqueue_sync(db)

@@ -80,7 +80,6 @@ def test_without_the_claim_two_run_at_once(db: Connection, somebody: Connection,
 
 def test_a_person_is_never_refused(db: Connection, somebody: Connection, now: datetime) -> None:
     """S3-31: a direct call of promote, rescue or rebase runs beside the service, and is not recorded."""
-    db.execute("update tallybook.service set last_run_at = null")
     schedule(db, now + 9 * S)
     somebody.execute("begin")
     run_all(somebody, now)
