@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
+from support.cli import invoke as run
 from support.workers import eventually, working
 from tallybook import App, Constant, Context, Exponential, Linear
-from tallybook._cli import cli
 from tallybook._cli.loading import load_app
 from tallybook.errors import ConfigError
 from tallybook.testing import drain
@@ -195,13 +193,6 @@ def test_summaries_are_shown_wherever_jobs_are_listed(dsn: str, db: Any) -> None
 # tallybook task
 
 
-Run = Callable[..., Result]
-
-
-def run(*words: str, to: str | None = None) -> Result:
-    return CliRunner().invoke(cli, [*words, *(["--dsn", to] if to else [])], terminal_width=200)
-
-
 async def test_task_list_is_the_catalogue(dsn: str, db: Any) -> None:
     """S2-15, S2-11: task list and show print a task's workers, args, policy and old names, as lines and as JSON."""
     async with working(shop(), dsn, {"mail": 1, "default": 1}, name="w1"):
@@ -219,16 +210,8 @@ async def test_task_list_is_the_catalogue(dsn: str, db: Any) -> None:
     assert found["send_welcome"]["workers"] == [{"name": "w1", "queues": ["mail", "default"]}]
     assert found["send_welcome"]["registered_at"] and found["send_welcome"]["on_dead"] == "tell"
     assert "welcome" not in found
-    for said in (
-        "served by",
-        "w1 (mail, default)",
-        "Welcome mail to {user_id}",
-        "on dead",
-        "tell",
-        "store result",
-        "no",
-    ):
-        assert said in shown
+    lines = "served by", "w1 (mail, default)", "Welcome mail to {user_id}", "on dead", "tell", "store result", "no"
+    assert all(said in shown for said in lines)
     assert json.loads(run("task", "show", "send_welcome", "--json", to=dsn).output)["workers"] == []  # it has stopped
 
 
@@ -247,7 +230,10 @@ def test_the_attempts_of_a_task_without_its_own_are_those_of_its_queue(
     assert {one["name"]: one["max_attempts"] for one in json.loads(run("task", "list", "--json", to=dsn).output)} == {
         "one": 9, "two": 5, "three": 7,
     }  # fmt: skip
-    shown = run("task", "show", "one", to=dsn).output, run("task", "show", "one", "-A", "limits:app", to=dsn).output
+    shown = (
+        run("task", "show", "one", to=dsn).output,
+        run("task", "show", "one", "-A", "limits:app", to=dsn).output,
+    )
     found = [re.search(r"max attempts +(.*)", text)[1] for text in shown]  # type: ignore[index]
     assert found == ["9", "of the queue, or 5"]
 
@@ -265,20 +251,13 @@ def test_a_task_that_nobody_put_on_record_is_listed_while_it_is_served(dsn: str,
     assert "nobody" not in run("task", "show", "fetch_price", to=dsn).output
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    code = (
-        "from tallybook import App\napp = App('filed')\n@app.task(queue='mail')\ndef send(user_id: int) -> None: ...\n"
-    )
-    (tmp_path / "catalogued.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    yield "catalogued:app"
-    sys.modules.pop("catalogued", None)
-    sys.path.remove(str(tmp_path))
-
-
-def test_task_list_of_an_app_needs_no_database(module: str) -> None:
+def test_task_list_of_an_app_needs_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S2-15: -A shows the declarations in the code, without a database."""
+    code = "from tallybook import App\napp = App('filed')\n@app.task(queue='mail')\n"
+    (tmp_path / "catalogued.py").write_text(code + "def send(user_id: int) -> None: ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds this folder
+    module = "catalogued:app"
     result = run("task", "list", "-A", module)
     assert result.exit_code == 0, result.output
     assert "send(user_id: int)" in result.output and "drawn from 0 to that" in result.output
