@@ -13,20 +13,14 @@ from support.fleet import Asides, Fleet, fleets
 from support.pages import code
 from tallybook import App
 
-ORDERS = "create table orders (tenant int, item text)"
-PLACE = """\
-with placed as (insert into orders values (7, 'pen') returning tenant)
-select tallybook.enqueue('mail', 'confirm', jsonb_build_object('tenant', tenant)) from placed"""
-
 
 @pytest.fixture(scope="module")
 def fleet(asides: Asides) -> Iterator[Fleet]:
     """Three nodes with the shop's table."""
     with fleets(asides) as make_fleet:
         made = make_fleet(3)
-        for dsn in made.dsns:
-            with psycopg.connect(dsn) as conn:
-                conn.execute(ORDERS)
+        for number in (1, 2, 3):
+            made.run(number, "create table orders (tenant int, item text)")
         yield made
 
 
@@ -43,13 +37,8 @@ def shop(fleet: Fleet) -> App:
 
 def counted(fleet: Fleet) -> list[tuple[int, int]]:
     """Count the orders and jobs of each node."""
-    found = []
-    for dsn in fleet.dsns:
-        with psycopg.connect(dsn) as conn:
-            found += conn.execute(
-                "select (select count(*) from orders), (select count(*) from tallybook.job)"
-            ).fetchall()
-    return found
+    query = "select (select count(*) from orders), (select count(*) from tallybook.job)"
+    return [fleet.run(number, query)[0] for number in (1, 2, 3)]
 
 
 def more(before: list[tuple[int, int]], fleet: Fleet) -> list[tuple[int, int]]:
@@ -100,9 +89,12 @@ def test_the_example_of_the_page_runs(fleet: Fleet, shop: App) -> None:
 
 def test_sql_puts_a_job_in_where_it_runs(fleet: Fleet) -> None:
     """SQL needs no routing: the statement that writes the row enqueues the job on the same node."""
+    place = """\
+with placed as (insert into orders values (7, 'pen') returning tenant)
+select tallybook.enqueue('mail', 'confirm', jsonb_build_object('tenant', tenant)) from placed"""
     for number, dsn in enumerate(fleet.dsns, 1):
         before = counted(fleet)
         with psycopg.connect(dsn) as conn:
-            row = conn.execute(PLACE).fetchone()
+            row = conn.execute(place).fetchone()
         assert row is not None and row[0] >> 43 == number
         assert more(before, fleet) == [(int(at == number), int(at == number)) for at in (1, 2, 3)]
