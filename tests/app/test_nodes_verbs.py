@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +9,7 @@ import psycopg
 import pytest
 
 from support.fleet import Fleet
+from support.hands import Hands
 from tallybook import App
 from tallybook._model.at_node import At, at_node
 from tallybook.errors import QueueUnavailable, UnknownJob
@@ -65,23 +64,12 @@ def test_one_job_without_an_event_loop(fleet: Fleet, shop: App) -> None:
     assert shop.dead.drop(job).sync() is False
 
 
-def die(fleet: Fleet, number: int, job: int) -> None:
-    """Make an open job a dead letter: it fails its only attempt on its node."""
-    app = App("dies", dsn=fleet.dsns[number - 1])
-
-    @app.task(name="t", queue="mail", max_attempts=1)
-    async def fails() -> None:
-        raise ValueError("no stamp")
-
-    drain(app)
-    assert state(fleet, job) == "dead"
-
-
-def drain(app: App) -> None:
-    """Run due jobs like a worker of this node, not like a handler on another."""
-    context = contextvars.copy_context()
-    context.run(at_node.set, None)
-    context.run(asyncio.run, app.drain())
+def die(fleet: Fleet, number: int, *jobs: int) -> None:
+    """Make the open jobs of a node, which are these, dead letters: they fail for good."""
+    with fleet.connect(number) as conn:
+        hands = Hands(conn, "mail")
+        claimed = hands.claim()
+        assert [job.id for job in claimed] == [*jobs] and {hands.fail(job, final=True) for job in claimed} == {"dead"}
 
 
 @pytest.mark.usefixtures("place")
@@ -107,7 +95,7 @@ def test_many_jobs_without_an_event_loop(fleet: Fleet, shop: App) -> None:
     jobs = [fleet.enqueue(number, "mail") for number in (1, 2, 2)]
     die(fleet, 1, jobs[0])
     open_ = fleet.enqueue(3, "mail")
-    die(fleet, 2, jobs[1])
+    die(fleet, 2, *jobs[1:])
     done = shop.jobs.drop([*jobs, open_]).sync()
     assert [(one.job, one.done) for one in done] == [*((job, "dropped") for job in jobs), (open_, "refused")]
 
