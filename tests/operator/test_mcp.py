@@ -28,8 +28,7 @@ def shop(db: Any) -> tuple[int, int]:
     args = {"order": 4711, "api_key": CANARY, "login": {"user": "ada", "password": CANARY}}
     db.execute("select tallybook.enqueue('mail', 'welcome', %s)", [Jsonb(args)])
     (job,) = hands.claim()
-    error = Jsonb({"type": "SmtpError", "message": ORDER})
-    hands.one("select tallybook.fail(%s, %s, %s, %s, '0', final => true)", job.lease, job.id, job.attempt, error)
+    hands.fail(job, final=True, type="SmtpError", message=ORDER)
     db.execute("select tallybook.schedule_set('nightly', 'report', '{}', every => '1 day')")
     return job.id, hands.one("select tallybook.enqueue('mail', 'welcome')")
 

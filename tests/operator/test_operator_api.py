@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from psycopg.types.json import Jsonb
 
-from support.hands import Hands, Job
+from support.hands import Hands
 from support.operator_client import OTHER, SECRET, Client, client
 from tallybook import App
 from tallybook.extra.operator import openapi
@@ -33,13 +32,6 @@ def plain(call: Client) -> Client:
     return call.by("plain", OTHER)
 
 
-def fail(hands: Hands, job: Job, message: str, *, final: bool) -> None:
-    """Fail an attempt with this message."""
-    error = Jsonb({"type": "SmtpError", "message": message})
-    say = "select tallybook.fail(%s, %s, %s, %s, '1 hour', final => %s)"
-    hands.one(say, job.lease, job.id, job.attempt, error, final)
-
-
 def dead(db: Any, n: int = 1, queue: str = "mail", key: str | None = None) -> list[int]:
     """Make dead letters with a canary in their args and in their error."""
     hands, found = Hands(db, queue), []
@@ -49,7 +41,7 @@ def dead(db: Any, n: int = 1, queue: str = "mail", key: str | None = None) -> li
             [queue, CANARY, key],
         )
         (job,) = hands.claim()
-        fail(hands, job, f"said {CANARY}", final=True)
+        hands.fail(job, final=True, type="SmtpError", message=f"said {CANARY}")
         found.append(job.id)
     return found
 
@@ -218,7 +210,7 @@ async def test_why_does_not_tell_errors(call: Client, plain: Client, db: Any, re
     db.execute("select tallybook.enqueue('mail', 'welcome')")
     if reason == "retrying":
         (job,) = hands.claim()
-        fail(hands, job, CANARY, final=False)
+        hands.fail(job, "1 hour", type="SmtpError", message=CANARY)
     else:
         db.execute("select tallybook.cancel(1, %s)", [CANARY])
         if reason == "cancelled":

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
+from psycopg.types.json import Jsonb
+
 from support.database import Connection, Row, call, one
 
 
@@ -102,10 +104,10 @@ class Hands:
         for job in jobs:
             assert self.say("complete", job) is True
 
-    def fail(self, job: Job, retry_in: str = "0", *, final: bool = False) -> str:
+    def fail(self, job: Job, retry_in: str = "0", *, final: bool = False, **error: str) -> str:
         said: str = self.one(
-            "select tallybook.fail(%s, %s, %s, '{\"message\": \"no luck\"}', %s, final => %s)",
-            job.lease, job.id, job.attempt, retry_in, final,
+            "select tallybook.fail(%s, %s, %s, %s, %s, final => %s)",
+            job.lease, job.id, job.attempt, Jsonb({"message": "no luck", **error}), retry_in, final,
         )  # fmt: skip
         return said
 
