@@ -102,10 +102,7 @@ def site(data: str, folder: Path) -> Iterator[str]:
 def serving(folder: Path, dsn: str, *words: str) -> Iterator[str]:
     """Run `tallybook web` in its own process; yield its address."""
     with Command(folder, "web", "--port", "0", *words, dsn=dsn, PYTHONPATH=str(TESTS)) as running:
-        running.says("the dashboard is at ")
-        found = re.search(r"http://\S+:\d+", running.output)
-        assert found
-        yield found[0].replace("127.0.0.1", "localhost")
+        yield running.address()
 
 
 @pytest.fixture(scope="module")

@@ -149,8 +149,7 @@ def test_the_api_is_off_unless_it_has_keys(tmp_path: Path, dsn: str, keys: Path)
     scripts(tmp_path)
     for option in ((), ("--api-keys", str(keys))):
         with Command(tmp_path, "web", "--port", "0", *option, dsn=dsn) as web:
-            web.says("the dashboard is at http")
-            url = web.output.split("the dashboard is at ")[1].split()[0].rstrip("/") + "/api/v1"
+            url = f"{web.address()}/api/v1"
             signed = run(tmp_path, url, "sh", "call.sh", "GET", "/queues")
             unsigned = subprocess.run(["curl", "-s", f"{url}/queues"], capture_output=True, text=True, check=True)
             assert SECRET not in web.output

@@ -58,6 +58,11 @@ class Command:
         except AssertionError as error:
             raise AssertionError(f"{error}; it wrote:\n{self.output}") from None
 
+    def address(self) -> str:
+        """Wait for the dashboard and return its address, which may have sessions in a browser."""
+        self.says("the dashboard is at http")
+        return self.output.partition("the dashboard is at ")[2].split()[0].rstrip("/").replace("127.0.0.1", "localhost")
+
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
