@@ -8,13 +8,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.database import UNREACHABLE
 from support.fleet import Fleet
 from support.hands import Hands
 from tallybook import App
 from tallybook._model.at_node import At, at_node
 from tallybook.errors import QueueUnavailable, UnknownJob
-
-REFUSES = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
 
 
 @pytest.fixture
@@ -32,10 +31,6 @@ def place(request: Any, fleet: Fleet) -> Iterator[None]:
     token = at_node.set(At("west", fleet.dsns[2], fleet.dsn))
     yield
     at_node.reset(token)
-
-
-def state(fleet: Fleet, job: int) -> str:
-    return str(fleet.run(job >> 43, "select tallybook.state(%s)", job)[0][0])
 
 
 @pytest.mark.usefixtures("place")
@@ -83,10 +78,10 @@ async def test_many_jobs_of_several_nodes(fleet: Fleet, shop: App) -> None:
         *((job, "cancelled") for job in sorted(jobs)), (nowhere, "unknown"),
     ]  # fmt: skip
     assert "node 9" in (done[-1].detail or "")
-    assert [state(fleet, job) for job in jobs] == ["cancelled"] * 4
+    assert [fleet.state(job) for job in jobs] == ["cancelled"] * 4
     retried = await shop.jobs.retry(jobs)
     assert [one.done for one in retried] == ["retried"] * 4
-    assert [state(fleet, job) for job in jobs] == ["available"] * 4
+    assert [fleet.state(job) for job in jobs] == ["available"] * 4
 
 
 @pytest.mark.usefixtures("place")
@@ -103,12 +98,12 @@ def test_many_jobs_without_an_event_loop(fleet: Fleet, shop: App) -> None:
 @pytest.mark.anyio
 async def test_a_node_that_does_not_answer(fleet: Fleet, shop: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of an unreachable node are refused with the node's name, and the others are cancelled."""
-    fleet.add("south", REFUSES.replace(" password=geheim", ""), 2)
+    fleet.add("south", UNREACHABLE.replace(" password=geheim", ""), 2)
     jobs = [fleet.enqueue(number, "mail") for number in (1, 2, 3)]
     done = await shop.jobs.cancel(jobs)
     assert [one.done for one in done] == ["cancelled", "refused", "cancelled"]
     assert (done[1].detail or "").startswith("node south does not answer: ")
-    assert state(fleet, jobs[1]) == "available"
+    assert fleet.state(jobs[1]) == "available"
 
 
 def test_a_node_that_fails(fleet: Fleet, shop: App) -> None:
@@ -123,11 +118,11 @@ def test_a_node_that_fails(fleet: Fleet, shop: App) -> None:
 @pytest.mark.anyio
 async def test_the_apps_own_database_does_not_answer(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """If TALLYBOOK_NODES lists the nodes, jobs of the others are found; those of the app's own database are refused."""
-    shop = App("shop", dsn=REFUSES)
+    shop = App("shop", dsn=UNREACHABLE)
     mine, job = (fleet.enqueue(number, "mail") for number in (1, 2))
     with pytest.raises(QueueUnavailable):
         await shop.get(job)
-    monkeypatch.setenv("TALLYBOOK_NODES", f"north={REFUSES}\nsouth={fleet.dsns[1]}")
+    monkeypatch.setenv("TALLYBOOK_NODES", f"north={UNREACHABLE}\nsouth={fleet.dsns[1]}")
     assert (await shop.get(job)).id == job
     assert [(one.job, one.done) for one in await shop.jobs.cancel([mine, job])] == [
         (mine, "refused"), (job, "cancelled"),
@@ -146,4 +141,4 @@ async def test_a_connection_is_where_the_verb_runs(fleet: Fleet, shop: App) -> N
         with pytest.raises(UnknownJob):
             await shop.jobs.state(job).on(conn)
         assert [one.done for one in await shop.jobs.cancel([job]).on(conn)] == ["unknown"]
-    assert state(fleet, job) == "available"
+    assert fleet.state(job) == "available"

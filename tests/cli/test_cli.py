@@ -16,6 +16,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from support.cli import Command, invoke
+from support.database import UNREACHABLE
 from tallybook import App, Constant
 from tallybook._cli import GROUPS, cli
 from tallybook._cli.errors import short
@@ -23,8 +24,6 @@ from tallybook._cli.job import when
 from tallybook._cli.text import clean, json_safe
 from tallybook._db import migrate
 from tallybook._model.durations import parse_duration
-
-UNREACHABLE = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
 
 
 def put(dsn: str, *jobs: str) -> list[int]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
-import psycopg
 import pytest
 from click.testing import Result
 
 from support.cli import invoke
-from support.database import one
+from support.database import UNREACHABLE
 from support.fleet import Fleet
 from tallybook import App
 from tallybook._model.keyring import new_key
-
-AWAY = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
 
 
 class Shop:
@@ -23,21 +19,16 @@ class Shop:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.nodes = dict(zip(("north", "south", "west"), fleet.dsns, strict=True))
+        self.nodes = {"north": 1, "south": 2, "west": 3}
 
     def put(self, name: str, *jobs: str) -> list[int]:
-        with psycopg.connect(self.nodes[name], autocommit=True) as conn:
-            return [int(one(conn, f"select tallybook.enqueue({job})")) for job in jobs]
-
-    def state(self, name: str, job: int) -> str:
-        with psycopg.connect(self.nodes[name], autocommit=True) as conn:
-            return str(one(conn, "select tallybook.state(%s)", job))
+        number = self.nodes[name]
+        return [int(self.fleet.run(number, f"select tallybook.enqueue({job})")[0][0]) for job in jobs]
 
     def says(self, *words: object, away: str | None = None, nodes: str | None = "all") -> Result:
-        named = {name: AWAY if name == away else dsn for name, dsn in self.nodes.items()}
-        text = "\n".join(f"{name}={dsn}" for name, dsn in named.items())
+        named = self.fleet.named(**({away: UNREACHABLE} if away else {}))
         over = () if nodes is None else ("--nodes", nodes)
-        return invoke(*words, *over, to=self.fleet.dsns[0], TALLYBOOK_NODES=text)
+        return invoke(*words, *over, to=self.fleet.dsn, TALLYBOOK_NODES=named)
 
     def rows(self, *words: object, away: str | None = None) -> list[dict[str, object]]:
         return list(json.loads(self.says(*words, "--json", away=away).stdout))
@@ -46,21 +37,6 @@ class Shop:
 @pytest.fixture
 def shop(fleet: Fleet) -> Shop:
     return Shop(fleet)
-
-
-def died(shop: Shop, name: str, *tasks: str) -> list[int]:
-    """Make jobs of a node die, one after the other; return their ids."""
-    app = App("shop", dsn=shop.nodes[name])
-
-    @app.task(name="fails", max_attempts=1)
-    def fails(task: str) -> None:
-        raise ValueError(f"no {task}")
-
-    put = []
-    for task in tasks:
-        put.append(fails.enqueue_sync(app, task).id)
-        asyncio.run(app.drain())
-    return put
 
 
 def test_a_list_is_one_list_of_all_nodes(shop: Shop) -> None:
@@ -121,7 +97,7 @@ def test_an_id_leads_to_its_node(shop: Shop) -> None:
     assert json.loads(shop.says("job", "show", south, "--json", away="north").stdout)["id"] == south
     assert "available" in shop.says("job", "why", west).stdout
     both = shop.says("job", "cancel", north, west, south, away="west")
-    assert (both.exit_code, shop.state("north", north), shop.state("south", south)) == (1, "cancelled", "cancelled")
+    assert (both.exit_code, shop.fleet.state(north), shop.fleet.state(south)) == (1, "cancelled", "cancelled")
     assert both.stdout.splitlines() == [f"job {north}: cancelled", f"job {south}: cancelled"] and "west" in both.stderr
     assert shop.says("job", "retry", south).stdout == f"job {south}: retried, attempt 2\n"
     unknown = shop.says("job", "show", 9 << 43)
@@ -136,7 +112,7 @@ def test_bulk_actions_report_by_node(shop: Shop) -> None:
         f"{name}: 2 jobs will not start, 0 run and are asked to stop" for name in ("north", "west")
     ]
     assert done.exit_code == 1 and done.stderr.startswith("south: error: ")
-    states = {name: [shop.state(name, job) for job in jobs[name]] for name in jobs}
+    states = {name: [shop.fleet.state(job) for job in jobs[name]] for name in jobs}
     assert states == {"north": ["cancelled"] * 2, "south": ["available"] * 2, "west": ["cancelled"] * 2}
     answer = json.loads(shop.says("job", "cancel", "--queue", "mail", "--yes", "--json", away="west").stdout)
     assert answer[1] == {"node": "south", "answer": {"cancelled": 2, "cancelling": 0}}
@@ -160,10 +136,10 @@ def test_limits_breakers_and_routes_are_set_on_each_node(shop: Shop) -> None:
         assert (said.exit_code, [line.split(":")[0] for line in said.stdout.splitlines()]) == (0, list(shop.nodes)), (
             words
         )
-    for name, dsn in shop.nodes.items():
-        with psycopg.connect(dsn) as conn:
-            assert one(conn, "select count(*) from tallybook.rate where name = 'acme'") == 1, name
-            assert one(conn, "select count(*) from tallybook.concurrency where name = 'acme'") == 1, name
+    for number in shop.nodes.values():
+        for table in ("rate", "concurrency"):
+            count = f"select count(*) from tallybook.{table} where name = 'acme'"  # noqa: S608
+            assert shop.fleet.run(number, count) == [(1,)], (number, table)
     assert shop.says("limit", "set", "acme", 3, "1min", nodes="west").exit_code == 0
     shares = [(row["node"], row.get("calls", row.get("most"))) for row in shop.rows("limit", "list")]
     assert shares == [("north", 8), ("north", 2), ("south", 8), ("south", 2), ("west", 3), ("west", 2)]
@@ -180,13 +156,13 @@ def test_a_secret_is_read_once_for_all_nodes(shop: Shop, monkeypatch: pytest.Mon
     added = shop.says("provider", "add", "acme", "--kind", "mail", "--secret-env", "api_key=ACME")
     assert added.exit_code == 1 and "south: error: provider 'acme' exists already" in added.stderr
     assert shop.says("provider", "set-secret", "acme", "api_key", "--from-env", "ACME").exit_code == 0
-    for dsn in shop.nodes.values():
+    for dsn in shop.fleet.dsns:
         assert App("shop", dsn=dsn).providers.get_sync("acme").secrets["api_key"].reveal() == "sk-canary"
 
 
 def test_dead_letters_of_all_nodes(shop: Shop) -> None:
     """Dead letters are merged by time of death; a retry by filter runs on each node, a drop by id on its own."""
-    (north,), (south, last) = died(shop, "north", "stamp"), died(shop, "south", "paper", "stamp")
+    north, south, last = shop.fleet.die(1), shop.fleet.die(2, "no paper"), shop.fleet.die(2)
     listed = shop.rows("dead", "list")
     assert [(row["node"], row["job"]) for row in listed] == [("south", last), ("south", south), ("north", north)]
     assert shop.says("dead", "drop", south).stdout == f"job {south}: dropped\n"
@@ -219,8 +195,7 @@ def test_top_of_all_nodes(shop: Shop) -> None:
     """`top` sums the queues of all nodes, and names an absent node."""
     shop.put("north", "'mail', 'a'", "'mail', 'a'")
     shop.put("west", "'mail', 'a'")
-    with psycopg.connect(shop.nodes["west"], autocommit=True) as conn:
-        conn.execute("select tallybook.worker_start('one', '{mail}')")
+    shop.fleet.run(3, "select tallybook.worker_start('one', '{mail}')")
     found = shop.says("top", "--once", away="south")
     lines = [line.split() for line in found.stdout.splitlines()]
     assert found.exit_code == 0 and "node south did not answer" in found.stdout

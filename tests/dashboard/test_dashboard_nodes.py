@@ -6,34 +6,31 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.chromium import DESK, PHONE, browser, needed
+from support.cli import Command
 from support.dashboard import Visitor, audits, routes, visiting, walk
+from support.database import UNREACHABLE
 from support.fleet import Fleet
 from support.proxy import Proxy
+from support.waiting import wait_until
 from tallybook import App
 from tallybook.extra.dashboard import nodes as _nodes
 from tallybook.web import Site, dashboard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct("opens three databases by their DSNs")]
 
-REFUSES = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
-
-
-def named(fleet: Fleet, **others: str) -> str:
-    """TALLYBOOK_NODES of the three nodes, some with another DSN."""
-    dsns = dict(zip(("north", "south", "west"), fleet.dsns, strict=True)) | others
-    return "\n".join(f"{name}={dsn}" for name, dsn in dsns.items())
-
 
 @asynccontextmanager
 async def visited(monkeypatch: pytest.MonkeyPatch, fleet: Fleet, **others: str) -> AsyncIterator[Visitor]:
     """A visitor with all rights, on a dashboard of all nodes."""
-    monkeypatch.setenv("TALLYBOOK_NODES", named(fleet, **others))
+    monkeypatch.setenv("TALLYBOOK_NODES", fleet.named(**others))
     site: Site = dashboard(App("shop"), dsn=fleet.dsn, nodes="all", read_only=False)
     try:
         async with visiting(site) as visitor:
@@ -42,21 +39,10 @@ async def visited(monkeypatch: pytest.MonkeyPatch, fleet: Fleet, **others: str) 
         await site.aclose()
 
 
-@contextmanager
-def silent() -> Iterator[str]:
-    """The DSN of a server that accepts connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield f"host=127.0.0.1 port={listening.getsockname()[1]} dbname=shop user=u"
-
-
 def away(proxy: Proxy) -> None:
     """Make the node unreachable through the proxy."""
     proxy.refusing = True
     proxy.cut()
-
-
-def state(fleet: Fleet, number: int, job: int) -> str:
-    return str(fleet.run(number, "select tallybook.state(%s)", job)[0][0])
 
 
 def listed(page: str) -> list[int]:
@@ -64,35 +50,9 @@ def listed(page: str) -> list[int]:
     return [int(one) for one in re.findall(r'<a class="id" href="/job/(\d+)', page)]
 
 
-def fail(fleet: Fleet, number: int) -> int:
-    """Enqueue a job on this node that will fail for good."""
-    app = App("shop", dsn=fleet.dsns[number - 1])
-
-    @app.task(name="fails", max_attempts=1)
-    async def fails() -> None:
-        raise ValueError("no stamp")
-
-    return fails.enqueue_sync(app).id
-
-
-async def died(fleet: Fleet, *numbers: int) -> list[int]:
-    """Jobs that died on these nodes, one after the other."""
-    jobs = []
-    for number in numbers:
-        jobs.append(await asyncio.to_thread(fail, fleet, number))
-        app = App("shop", dsn=fleet.dsns[number - 1])
-
-        @app.task(name="fails", max_attempts=1)
-        async def fails() -> None:
-            raise ValueError("no stamp")
-
-        await app.drain()
-    return jobs
-
-
 async def test_lists_are_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs and dead letters are merged by time, each with its node; queues are summed; ?node= selects one node."""
-    dead = await died(fleet, 2, 1)
+    dead = [fleet.die(number) for number in (2, 1)]
     put = [fleet.enqueue(number, "mail") for number in (3, 1, 2, 2)]
     async with visited(monkeypatch, fleet) as visitor:
         jobs = await visitor.get("/jobs?queue=mail")
@@ -128,12 +88,12 @@ async def test_pages_of_jobs_go_on_behind_one_another(
 async def test_a_job_and_what_is_done_to_it_by_its_id(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job's page, its buttons and its audit row are on the node of its id, even if another node is away."""
     job = fleet.enqueue(2, "mail")
-    async with visited(monkeypatch, fleet, north=REFUSES) as visitor:
+    async with visited(monkeypatch, fleet, north=UNREACHABLE) as visitor:
         assert f"Job {job}" in (await visitor.get(f"/job/{job}")).text
         await visitor.post("/job/cancel", job=job, reason="", back=f"/job/{job}")
         assert f"Job {job} is cancelled." in (await visitor.get(f"/job/{job}")).text
         unknown = await visitor.get(f"/job/{9 << 43}")
-    assert state(fleet, 2, job) == "cancelled"
+    assert fleet.state(job) == "cancelled"
     with fleet.connect(2) as conn:
         assert [row[1] for row in audits(conn)] == ["job.cancel"]
     assert unknown.status == 404 and "node 9" in unknown.text
@@ -150,7 +110,7 @@ async def test_many_jobs_are_reported_by_node(fleet: Fleet, monkeypatch: pytest.
             await visitor.post("/jobs/cancel", job=jobs, back="/jobs")
             told = (await visitor.get("/jobs")).text
     assert "north: 1 job cancelled." in told and "west: 1 job cancelled." in told and "south: " in told
-    assert [state(fleet, number, job) for number, job in enumerate(jobs, 1)] == ["cancelled", "available", "cancelled"]
+    assert [fleet.state(job) for job in jobs] == ["cancelled", "available", "cancelled"]
 
 
 async def test_a_page_of_one_node(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +129,8 @@ async def test_a_page_of_one_node(fleet: Fleet, monkeypatch: pytest.MonkeyPatch)
 async def test_a_silent_node_holds_up_one_page_for_two_seconds(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that accepts connections but never answers delays one page by 2 s; then it is named as away."""
     job = fleet.enqueue(1, "mail")
-    with silent() as dsn:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} dbname=shop user=u"
         async with visited(monkeypatch, fleet, west=dsn) as visitor:
             await visitor.get("/login")
             began = time.monotonic()
@@ -226,7 +187,7 @@ async def test_what_is_live_is_of_all_nodes(fleet: Fleet, monkeypatch: pytest.Mo
     for number in (1, 2):
         fleet.run(number, f"select tallybook.worker_start('w{number}', '{{queue{number}}}')")
     job = fleet.enqueue(2, "mail")
-    async with visited(monkeypatch, fleet, west=REFUSES) as visitor:
+    async with visited(monkeypatch, fleet, west=UNREACHABLE) as visitor:
         live = visitor.site.live
         wanted = ["overview", "point", "workers", "nodes", f"job:{job}", "worker:1@south", "overview:south"]
         said: dict[str, str] = {}
@@ -245,7 +206,7 @@ async def test_what_is_live_is_of_all_nodes(fleet: Fleet, monkeypatch: pytest.Mo
 async def test_metrics_have_the_node(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each series has the label node; an absent node has tallybook_up 0, and the others have their numbers."""
     fleet.enqueue(2, "mail", "send")
-    async with visited(monkeypatch, fleet, west=REFUSES) as visitor:
+    async with visited(monkeypatch, fleet, west=UNREACHABLE) as visitor:
         families = text_string_to_metric_families((await visitor.get("/metrics")).text)
         ready = await visitor.get("/readyz")
     found = {(one.name, *sorted(one.labels.items())): one.value for family in families for one in family.samples}
@@ -256,7 +217,8 @@ async def test_metrics_have_the_node(fleet: Fleet, monkeypatch: pytest.MonkeyPat
 
 async def test_every_page_works_over_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every linked page works, over all nodes and for each node."""
-    await died(fleet, 1, 2)
+    fleet.die(1)
+    fleet.die(2)
     fleet.enqueue(3, "mail")
     async with visited(monkeypatch, fleet) as visitor:
         walked = await walk(visitor)
@@ -342,3 +304,47 @@ async def test_a_named_node_that_is_removed_leaves_the_pages(
         assert await names() == ["north"]
     finally:
         await shown.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_is_live_over_nodes(fleet: Fleet, tmp_path: Path) -> None:
+    """Figures of all nodes update without a reload; an absent node, with its figures' age, is shown until it is back.
+
+    No page complains, on a phone in light or on a desktop in dark.
+    """
+
+    def available() -> str:
+        """The number of the overview, as it is shown now."""
+        return str(look.run("return document.querySelector('.tile.available strong').textContent"))
+
+    needed()
+    with browser() as look, Proxy(fleet.dsns[2]) as proxy:
+        nodes = fleet.named(west=proxy.dsn)
+        job = fleet.enqueue(3, "mail")
+        words = ("web", "--port", "0", "--nodes", "all", "--operate")
+        with Command(tmp_path, *words, dsn=fleet.dsn, TALLYBOOK_NODES=nodes) as web:
+            site = web.address()
+            look.get(f"{site}/")
+            wait_until(lambda: available() == "1", "the job of west is counted")
+            fleet.enqueue(2, "mail")
+            wait_until(lambda: available() == "2", "that of south is, too, without a reload")
+            look.get(f"{site}/job/{job}")
+            look.press(look.find("form[action^='/job/cancel'] button"))
+            assert f"Job {job} is cancelled." in look.text
+            assert fleet.state(job) == "cancelled"
+            look.get(f"{site}/")
+            away(proxy)
+            wait_until(
+                lambda: "Node west does not answer" in look.text and "old" in look.text, "the page says so by itself"
+            )
+            proxy.refusing = False
+            wait_until(lambda: "Node west does not answer" not in look.text, "and that it is back")
+            for scheme, size in (("light", PHONE), ("dark", DESK)):
+                look.scheme(scheme)
+                look.size(*size)
+                for page in ("", "nodes", "jobs", "dead", "queues", "schedules", "workers", "limits?node=south"):
+                    look.get(f"{site}/{page}")
+                    wide = look.run("return document.documentElement.scrollWidth <= window.innerWidth")
+                    assert wide, f"{page} is wider than the window"
+                    assert look.complaints() == [], page

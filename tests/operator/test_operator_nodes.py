@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from support.database import UNREACHABLE
 from support.fleet import Fleet
-from support.hands import Hands
 from support.operator_client import SECRET, Client, client
 from tallybook import App
 from tallybook.extra.operator import openapi
@@ -16,14 +16,11 @@ from tallybook.web import Key, operator_api
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct("opens three databases by their DSNs")]
 
-REFUSES = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
-
 
 @pytest.fixture
 async def ask(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     """A client with an admin key, at an API of three nodes of which west is away."""
-    lines = [f"{name}={dsn}" for name, dsn in zip(("north", "south", "west"), (*fleet.dsns[:2], REFUSES), strict=True)]
-    monkeypatch.setenv("TALLYBOOK_NODES", "\n".join(lines))
+    monkeypatch.setenv("TALLYBOOK_NODES", fleet.named(west=UNREACHABLE))
     api = operator_api(App("shop"), keys=[Key("ops", SECRET, ("admin",))], dsn=fleet.dsn, nodes="all")
     async with client(api) as one:
         yield one
@@ -97,12 +94,9 @@ async def test_a_whole_second_is_before_its_microseconds(fleet: Fleet, ask: Clie
 
 async def test_pages_of_dead_letters_of_all_nodes_skip_none(fleet: Fleet, ask: Client) -> None:
     """Dead letters of several nodes that died at one instant are in the order of their ids, so no page skips one."""
-    jobs = [fleet.enqueue(number, "mail", "send") for number in (1, 2)]
+    jobs = [fleet.die(number) for number in (1, 2)]
     for number in (1, 2):
-        with fleet.connect(number) as db:
-            hands = Hands(db, "mail")
-            hands.fail(hands.claim()[0], final=True)
-            db.execute("update tallybook.dead set died_at = '2026-01-31T09:00:00Z'")
+        fleet.run(number, "update tallybook.dead set died_at = '2026-01-31T09:00:00Z'")
     page, found = "/dead-letters?max_jobs=1", []
     for _ in jobs:
         (letter,) = (await ask("GET", page)).json()["dead_letters"]

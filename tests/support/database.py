@@ -15,6 +15,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
 Row = tuple[Any, ...]
 
+UNREACHABLE = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
+
 
 def one(db: psycopg.Connection[Any], query: Any, *params: Any) -> Any:
     """Return the first column of the first row, which must exist.

@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from support.database import Connection
 from support.databases import Aside, Database
+from support.hands import Hands
 from tallybook._db import nodes as _nodes
 from tallybook._db import sync
 from tallybook._db.migrate import migrate
@@ -98,6 +99,23 @@ class Fleet:
     def enqueue(self, number: int, queue: str = "default", task: str = "t") -> int:
         """Enqueue a job on a node and return its id."""
         return int(self.run(number, "select tallybook.enqueue(%s, %s, '{}')", queue, task)[0][0])
+
+    def state(self, job: int) -> str:
+        """Return the state of a job on the node that its id names."""
+        return str(self.run(job >> 43, "select tallybook.state(%s)", job)[0][0])
+
+    def die(self, number: int, why: str = "no stamp") -> int:
+        """Make a dead letter on a node and return its id."""
+        with self.connect(number) as conn:
+            hands, job = Hands(conn, "default"), self.enqueue(number)
+            (attempt,) = hands.claim()
+            assert attempt.id == job and hands.fail(attempt, final=True, message=why) == "dead"
+        return job
+
+    def named(self, **others: str) -> str:
+        """Return the value of TALLYBOOK_NODES; nodes of these names have other DSNs."""
+        dsns = dict(zip(NAMES, self.dsns, strict=False)) | others
+        return "\n".join(f"{name}={dsn}" for name, dsn in dsns.items())
 
     def close(self) -> None:
         """Give the databases back, or drop them."""
