@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -69,16 +70,11 @@ def spoil(db: Connection, kinds: tuple[str, ...], value: str) -> int:
         [list(kinds)],
     ).fetchall()
     spoilt = 0
-    for table, column in columns:
-        try:
-            db.execute(
-                sql.SQL("update tallybook.{} set {} = {}").format(
-                    sql.Identifier(table), sql.Identifier(column), sql.Literal(value)
-                )
-            )
+    update = sql.SQL("update tallybook.{} set {} = {}")
+    for column in columns:
+        with suppress(psycopg.Error):  # a constraint
+            db.execute(update.format(*map(sql.Identifier, column), sql.Literal(value)))
             spoilt += 1
-        except psycopg.Error:  # a constraint
-            continue
     return spoilt
 
 
@@ -87,18 +83,15 @@ def hostile(db: Connection, kind: str) -> None:
     if kind in INSTANTS:
         assert spoil(db, ("timestamp with time zone",), kind) > 40
     if kind == "names":
-        for table, column in (
+        update = sql.SQL("update tallybook.{} set {} = {}")
+        for columns in (
             ("lane", "queue"),
             ("queue", "name"),
             ("entry", "task"),
             ("dead", "task"),
             ("scheduled", "task"),
         ):
-            db.execute(
-                sql.SQL("update tallybook.{} set {} = {}").format(
-                    sql.Identifier(table), sql.Identifier(column), sql.Literal(NAME + ESCAPE)
-                )
-            )
+            db.execute(update.format(*map(sql.Identifier, columns), sql.Literal(NAME + ESCAPE)))
         db.execute("update tallybook.worker set name = %s, queues = array[%s]", [NAME + ESCAPE, NAME + ESCAPE])
 
 
@@ -148,45 +141,6 @@ async def test_every_page(db: Connection, dsn: str, make: Any, kind: str) -> Non
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-CHANGES = {
-    "add",
-    "retire",
-    "remove",
-    "pin",
-    "unpin",
-    "dev",
-    "migrate",
-    "worker",
-    "web",
-    "user",
-    "enqueue",
-    "cancel",
-    "retry",
-    "create",
-    "drop",
-    "pause",
-    "resume",
-    "set",
-    "truncate",
-    "run",
-    "forget",
-    "push",
-    "upsert",
-    "at-once",
-    "close",
-    "open",
-    "drop-secret",
-    "key",
-    "rotate",
-    "set-secret",
-    "count",
-    "recount",
-    "every",
-    "new",
-    "roles",
-    "demo",
-    "uninstall",
-}
 JOBS = [str(job) for job in range(1, 7)]
 
 
@@ -195,6 +149,12 @@ JOBS = [str(job) for job in range(1, 7)]
 )
 def test_every_command(db: Connection, dsn: str, kind: str) -> None:
     """Whatever a row holds, each reading command ends without a traceback, in text and in strict JSON."""
+    changing = {
+        "add", "retire", "remove", "pin", "unpin", "dev", "migrate", "worker", "web", "user", "enqueue", "cancel",
+        "retry", "create", "drop", "pause", "resume", "set", "truncate", "run", "forget", "push", "upsert", "at-once",
+        "close", "open", "drop-secret", "key", "rotate", "set-secret", "count", "recount", "every", "new", "roles",
+        "demo", "uninstall",
+    }  # fmt: skip
 
     def reading(group: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
         """Every command that changes nothing."""
@@ -203,7 +163,7 @@ def test_every_command(db: Connection, dsn: str, kind: str) -> None:
             assert one is not None
             if isinstance(one, click.Group):
                 yield from reading(one, *words, name)
-            elif name not in CHANGES and (*words, name) not in (("top",), ("provider", "test"), ("version",)):
+            elif name not in changing and (*words, name) not in (("top",), ("provider", "test"), ("version",)):
                 yield (*words, name), one
 
     commands = dict(reading(cli))
