@@ -140,21 +140,22 @@ def test_each_dialect() -> None:
     )
 
 
-BY_HAND: dict[str, tuple[set[str], str]] = {
-    "_db/doctor.py": ({"doctor"}, "asks whether there is such a function: no call"),
-    "_db/ends.py": ({"_atomic"}, "a question without parameters, around each end"),
-    "_db/migrate.py": ({"_roles_apply"}, "a line of the script that installs it"),
-    "_db/sql_lines.py": ({"_rights"}, "makes this function"),
-    "_db/roles.py": ({"_roles_forget", "_roles_use"}, "run by hand of the owner, with roles that are put in as names"),
-    "_db/top.py": ({"_failures_said", "_horizon", "_oldest_of"}, "parts of one large statement"),
-    "_worker/life/heartbeat.py": ({"_on_timeline", "_timeline"}, "beside the verb, in its statement"),
-    "testing.py": ({"_wake"}, "beside a table, for the clock of tests"),
-}
-"""Modules that call functions without a declaration: which, and why. This list only shrinks."""
-
-
 def test_no_call_is_written_by_hand(db: Connection) -> None:
     """No string of the package calls a function by hand, except for a short list without verbs."""
+    # The modules that do: which functions, and why. This list only shrinks.
+    by_hand = {
+        "_db/doctor.py": ({"doctor"}, "asks whether there is such a function: no call"),
+        "_db/ends.py": ({"_atomic"}, "a question without parameters, around each end"),
+        "_db/migrate.py": ({"_roles_apply"}, "a line of the script that installs it"),
+        "_db/sql_lines.py": ({"_rights"}, "makes this function"),
+        "_db/roles.py": (
+            {"_roles_forget", "_roles_use"},
+            "run by the owner, with roles that are put in as names",
+        ),
+        "_db/top.py": ({"_failures_said", "_horizon", "_oldest_of"}, "parts of one large statement"),
+        "_worker/life/heartbeat.py": ({"_on_timeline", "_timeline"}, "beside the verb, in its statement"),
+        "testing.py": ({"_wake"}, "beside a table, for the clock of tests"),
+    }
     rows = db.execute("select proname from pg_proc where pronamespace = 'tallybook'::regnamespace")
     there = {row[0] for row in rows}
     found = {
@@ -162,7 +163,7 @@ def test_no_call_is_written_by_hand(db: Connection) -> None:
         for path in SOURCE.rglob("*.py")
         if (named := there.intersection(called_by(path.read_text())))
     }
-    assert found == {name: named for name, (named, _) in BY_HAND.items()}
+    assert found == {name: named for name, (named, _) in by_hand.items()}
 
 
 def called_by(source: str) -> set[str]:
