@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 
 from support.broken import source
-from support.roles import Connection, House, house
+from support.roles import House, house, refused
 from tallybook._db import migrate, roles
 from tallybook.errors import ConfigError, RoleError
 
 pytestmark = pytest.mark.direct("logins of their own")
-
-
-def refused(conn: Connection, statement: str) -> None:
-    with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        conn.execute(statement.encode())
 
 
 def matrix(at: House) -> list[tuple[object, ...]]:

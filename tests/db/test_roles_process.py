@@ -13,6 +13,8 @@ from click.testing import Result
 from psycopg.conninfo import make_conninfo
 
 from support.cli import Command, invoke
+from support.hands import states
+from support.pages import blocks
 from support.paths import ROOT
 from support.roles import House
 from support.waiting import wait_until
@@ -21,12 +23,6 @@ from tallybook._db import roles
 from tallybook.errors import UnknownJob
 
 pytestmark = pytest.mark.direct("logins of their own")
-
-
-def states(at: House, *ids: int) -> list[str]:
-    return [
-        row[0] for row in at.db.execute("select state from tallybook.job where id = any (%s) order by id", [list(ids)])
-    ]
 
 
 def test_a_real_worker_needs_no_more_than_its_role(at: House, tmp_path: Path) -> None:
@@ -80,7 +76,7 @@ def apart() -> int:
     user = at.user("worker")
     with Command(tmp_path, "worker", "-A", "jobs:app", "--queues", "mail", dsn=at.dsn_of(user)) as command:
         wait_until(
-            lambda: states(at, *ids[:4], later) == ["completed", "dead", "completed", "completed", "completed"],
+            lambda: states(at.db, *ids[:4], later) == ["completed", "dead", "completed", "completed", "completed"],
             "all jobs have ended",
             seconds=30,
         )
@@ -178,12 +174,8 @@ PAGE = ROOT / "docs/roles.md"
 
 def test_the_examples_of_the_page_run(at: House) -> None:
     """docs/roles.md as written, with other names: the logins can do what the page says."""
-
-    def blocks(language: str) -> list[str]:
-        return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-
     made, *asked = (
-        block.replace("tallybook_", at.prefix).replace("shop_", f"{at.prefix}shop_") for block in blocks("pgsql")
+        block.replace("tallybook_", at.prefix).replace("shop_", f"{at.prefix}shop_") for block in blocks(PAGE, "pgsql")
     )
     at.created += [f"{at.prefix}shop_web", f"{at.prefix}shop_worker"]
     at.db.execute(made.encode())
@@ -201,13 +193,8 @@ def test_the_examples_of_the_page_run(at: House) -> None:
         for statement in asked[0].split(";\n")[:-1]:
             assert reader.execute(statement.encode()).fetchall()
         assert web.execute(asked[1].strip().encode()).fetchone() == ("available",)
-    lines = " ".join(blocks("sh")).splitlines()
-    assert set(re.findall(r"--\w+", " ".join(lines))) == {
-        "--prefix",
-        "--existing",
-        "--sql",
-        "--forget",
-    }
+    lines = " ".join(blocks(PAGE, "sh")).splitlines()
+    assert set(re.findall(r"--\w+", " ".join(lines))) == {"--prefix", "--existing", "--sql", "--forget"}
 
 
 def test_the_tables_of_the_page_are_the_list(at: House) -> None:

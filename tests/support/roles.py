@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -69,6 +70,13 @@ class House:
                 self.admin.execute(sql.SQL("reassign owned by {} to current_user").format(sql.Identifier(name)))
                 self.admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
                 self.admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+def refused(conn: Connection, *statements: str) -> None:
+    """Check that the login may run none of these."""
+    for statement in statements:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            conn.execute(statement.encode())
 
 
 @contextmanager
