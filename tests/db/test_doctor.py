@@ -15,9 +15,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from support.cli import invoke
-from support.database import Connection, one
+from support.database import Connection, call, one
 from support.paths import ROOT
-from support.roles import House, house
+from support.roles import House
 from support.waiting import wait_until
 from support.workers import POOLED
 from tallybook import App, Finding
@@ -249,26 +249,8 @@ def test_connections(healthy: str) -> None:
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-def start(
-    db: Connection,
-    *queues: str,
-    tasks: tuple[str, ...] = (),
-    later: str = "0 s",
-    lease: str = "30 s",
-    session: bool = False,
-) -> int:
-    return int(
-        one(
-            db,
-            "select tallybook.worker_start('till-3', %s::text[], %s::text[], session => %s,"
-            " lease => %s::text::interval, at => clock_timestamp() + %s::text::interval)",
-            list(queues),
-            list(tasks),
-            session,
-            lease,
-            later,
-        )
-    )
+def start(db: Connection, queue: str, **more: object) -> int:
+    return int(call(db, "worker_start", name="till-3", queues=[queue], **more)[0][0])
 
 
 def put(db: Connection, arguments: str = "'mail', 'x'") -> int:
@@ -468,14 +450,6 @@ def test_a_database_that_came_from_another_cluster(patient: Patient) -> None:
 
 
 # --- roles and rights -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def at(empty_dsn: str) -> Iterator[House]:
-    """A database with a plain owner and the five roles."""
-    with house(empty_dsn) as made:
-        made.give()
-        yield made
 
 
 @pytest.mark.direct("logins of their own")
