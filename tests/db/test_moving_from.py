@@ -20,10 +20,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import tallybook
+from support import pages
 from support.paths import ROOT
 from tallybook.testing import drain
 
-FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PINS = [
     "celery[redis]==5.7.0",
     "rq==3.0.0",
@@ -35,8 +35,7 @@ OLD = ROOT / ".peers" / "moving"
 
 
 def blocks(other: str, language: str) -> list[str]:
-    text = (ROOT / f"docs/moving-from-{other}.md").read_text(encoding="utf-8")
-    return [body for found, body in FENCED.findall(text) if found == language]
+    return pages.blocks(ROOT / f"docs/moving-from-{other}.md", language)
 
 
 KNOWN = {*inspect.signature(tallybook.App.task).parameters, "schedule=", 'on_conflict="raise"', "process=True"}
@@ -153,9 +152,7 @@ class Old:
             (folder / title[1]).write_text(block, encoding="utf-8")
 
     def run(self, *arguments: str) -> str:
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "PYTEST_"))
-        }
+        clean = {name: value for name, value in os.environ.items() if not re.match("TALLYBOOK_|PG|PYTEST_", name)}
         done = subprocess.run(
             [self.python, *arguments], cwd=self.folder, env={**clean, **self.environment},
             capture_output=True, text=True, timeout=90, check=False,
