@@ -21,7 +21,6 @@ from tallybook._db.nodes import Node, asked, named, node_of, nodes, numbered, of
 from tallybook.errors import ConfigError, QueueUnavailable, UnknownJob, UnknownNode
 
 NOWHERE = "host=127.0.0.1 port=1 dbname=x"
-WAITING = "select cardinality(pg_blocking_pids(%s)) > 0"
 
 
 def some(*names: str) -> list[Node]:
@@ -122,7 +121,8 @@ def test_a_pin_that_is_not_committed_prevents_the_removal(fleet: Fleet) -> None:
     with psycopg.connect(fleet.dsn) as other, fleet.connect(1) as db, ThreadPoolExecutor(1) as beside:
         call(other, "node_pin", key="tenant:7", node="west")
         removal = beside.submit(call, db, "node_remove", name="west")
-        wait_until(lambda: removal.done() or fleet.run(1, WAITING, db.info.backend_pid)[0][0], "it waits")
+        waiting = "select cardinality(pg_blocking_pids(%s)) > 0"
+        wait_until(lambda: removal.done() or fleet.run(1, waiting, db.info.backend_pid)[0][0], "it waits")
         other.commit()
         with pytest.raises(Exception, match='1 keys are pinned to node "west"'):
             removal.result(30)
