@@ -84,14 +84,8 @@ def hostile(db: Connection, kind: str) -> None:
         assert spoil(db, ("timestamp with time zone",), kind) > 40
     if kind == "names":
         update = sql.SQL("update tallybook.{} set {} = {}")
-        for columns in (
-            ("lane", "queue"),
-            ("queue", "name"),
-            ("entry", "task"),
-            ("dead", "task"),
-            ("scheduled", "task"),
-        ):
-            db.execute(update.format(*map(sql.Identifier, columns), sql.Literal(NAME + ESCAPE)))
+        for column in ("lane.queue", "queue.name", "entry.task", "dead.task", "scheduled.task"):
+            db.execute(update.format(*map(sql.Identifier, column.split(".")), sql.Literal(NAME + ESCAPE)))
         db.execute("update tallybook.worker set name = %s, queues = array[%s]", [NAME + ESCAPE, NAME + ESCAPE])
 
 
