@@ -442,16 +442,7 @@ def _staged(conn: psycopg.Connection[Any], action: str) -> str:
     """Create what this action needs; return the address of a page with its button."""
     queue, name = f"stage {action}", f"stage {action}"
     conn.execute("select tallybook.queue_set(%s)", (queue,))
-    if action in (
-        "/dead/cancel",
-        "/dead/drop",
-        "/dead/retry",
-        "/job/drop",
-        "/job/retry",
-        "/jobs/drop",
-        "/jobs/retry",
-        "/subject/retry",
-    ):
+    if action == "/dead/cancel" or re.fullmatch("/(dead|jobs?)/(drop|retry)|/subject/retry", action):
         hands = Hands(conn, queue)
         if action == "/subject/retry":
             conn.execute("select tallybook.subject_push(%s, 'staged', %s)", (queue, name))

@@ -201,27 +201,15 @@ async def test_a_page_of_another_site_cannot_load_anything(make: Make) -> None:
         assert (await visitor.ask("GET", "/series", headers={"sec-fetch-site": "same-origin"})).status == 200
 
 
-BACK: list[tuple[Any, ...]] = [
-    ("/queue?name=a..b", "/queue?name=a..b"),
-    ("/queues?q=a&from=100", "/queues?q=a&from=100"),
-    ("", "/"),
-    ("//evil.example/", "/"),
-    ("https://evil.example/", "/"),
-    ("/\\evil.example", "/"),
-    ("/%5cevil.example", "/"),
-    ("/\tevil", "/"),
-    ("/%2fevil.example", "/"),
-    ("/../admin", "/"),
-    ("/x/%2e%2e/admin", "/"),
-    ("javascript:fired()", "/"),
-    ("/\r\nset-cookie: a=b", "/"),
-]
-
-
 async def test_after_an_action_one_is_on_a_page_of_the_dashboard(make: Make, paused: Any) -> None:
     """The return address in a form is only followed to a page of this dashboard."""
     site = make(read_only=False)
-    for back, to in BACK:
+    ours = ["/queue?name=a..b", "/queues?q=a&from=100"]
+    others = [
+        "", "//evil.example/", "https://evil.example/", "/\\evil.example", "/%5cevil.example", "/\tevil",
+        "/%2fevil.example", "/../admin", "/x/%2e%2e/admin", "javascript:fired()", "/\r\nset-cookie: a=b",
+    ]  # fmt: skip
+    for back, to in [*zip(ours, ours, strict=True), *((back, "/") for back in others)]:
         async with visiting(site) as visitor:
             answer = await visitor.post("/queue/pause", name="mail", back=back)
             assert (answer.status, answer.headers["location"]) == (303, to)

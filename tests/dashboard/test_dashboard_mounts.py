@@ -20,11 +20,11 @@ from starlette.routing import Mount
 
 from support.dashboard import SECURITY, Visitor, visiting, walk
 from support.dashboard_app import app, furnish
+from support.pages import blocks
 from support.paths import ROOT, TESTS
 from tallybook.web import Site, User, dashboard, mounted
 
 MOUNT = "/ops/queue"
-_ADDRESS = re.compile(r'(?:href|src|action)="([^"]*)"')
 
 
 def who(request: Any) -> User | None:
@@ -59,7 +59,9 @@ async def test_it_works_below_a_path(mount: Any, dsn: str, db: Any) -> None:
         walked = await walk(visitor, most=12)
         assert {address for address, answer in walked.items() if answer.status == 200} >= {"/", "/queues"}
         for answer in walked.values():
-            addresses = [one for one in _ADDRESS.findall(answer.text) if not one.startswith("#")]
+            addresses = [
+                one for one in re.findall(r'(?:href|src|action)="([^"]*)"', answer.text) if not one.startswith("#")
+            ]
             assert addresses and all(one.startswith(f"{MOUNT}/") for one in addresses), addresses
             assert f'data-root="{MOUNT}"' in answer.text
         for file in set(re.findall(r'(?:href|src)="([^"]*/static/[^"]*)"', walked["/"].text)):
@@ -157,14 +159,10 @@ def test_a_mount_needs_a_path() -> None:
         mounted(in_any, "/", in_any)
 
 
-PAGE = (ROOT / "docs/dashboard.md").read_text(encoding="utf-8")
-
-
 def shown(file: str) -> str:
     """The block of docs/dashboard.md that begins with the name of this file."""
-    found = re.search(rf"^```python\n(# {re.escape(file)}\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert found, file
-    return found[1]
+    (found,) = [block for block in blocks(ROOT / "docs/dashboard.md", "python") if block.startswith(f"# {file}\n")]
+    return found
 
 
 @pytest.mark.slow

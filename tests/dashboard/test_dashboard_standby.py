@@ -42,12 +42,6 @@ def put(primary: Server) -> int:
         return int(one(conn, "select tallybook.enqueue('mail', 'send')"))
 
 
-def paused(server: Server, pause: bool) -> None:
-    """Pause or resume the standby's replay."""
-    with psycopg.connect(server.dsn("shop"), autocommit=True) as conn:
-        conn.execute("select pg_wal_replay_pause()" if pause else "select pg_wal_replay_resume()")
-
-
 def test_every_page_is_read_from_the_standby(pair: tuple[Server, Server]) -> None:
     """Each linked page works on a hot standby and shows its lag; an action is done on the primary."""
     primary, standby = pair
@@ -79,14 +73,16 @@ def test_a_standby_that_is_behind_shows_what_it_has(pair: tuple[Server, Server])
     """The command line lists only what the standby has replayed, and says that it reads from a standby."""
     primary, standby = pair
     caught_up(primary, standby)
-    paused(standby, True)
+    conn = psycopg.connect(standby.dsn("shop"), autocommit=True)
+    conn.execute("select pg_wal_replay_pause()")
     try:
         job = put(primary)
         listed = invoke("job", "list", "--json", "--read-dsn", standby.dsn("shop"), to=primary.dsn("shop"))
         assert f'"id":{job},' not in listed.stdout and listed.stderr.startswith("read from a standby, ")
         assert f'"id":{job},' in invoke("job", "list", "--json", to=primary.dsn("shop")).stdout
     finally:
-        paused(standby, False)
+        conn.execute("select pg_wal_replay_resume()")
+        conn.close()
     caught_up(primary, standby)
     listed = invoke("job", "list", "--json", "--read-dsn", standby.dsn("shop"), to=primary.dsn("shop"))
     assert f'"id":{job},' in listed.stdout and " s behind" in listed.stderr
