@@ -617,7 +617,10 @@ def test_wrong_use_is_refused(app: App) -> None:
         instrument("shop")  # type: ignore[arg-type]
 
 
-OFF = """
+@pytest.mark.slow
+def test_off_means_not_imported(dsn: str) -> None:
+    """Without instrument, neither producers nor workers import OpenTelemetry; with it, they do (control)."""
+    program = """
 import asyncio, sys
 class Refused:
     def find_spec(self, name, path=None, target=None):
@@ -639,13 +642,8 @@ asyncio.run(main())
 {more}
 """
 
-
-@pytest.mark.slow
-def test_off_means_not_imported(dsn: str) -> None:
-    """Without instrument, neither producers nor workers import OpenTelemetry; with it, they do (control)."""
-
     def printed(more: str) -> subprocess.CompletedProcess[str]:
-        code = OFF.replace("{more}", more)
+        code = program.replace("{more}", more)
         return subprocess.run(
             [sys.executable, "-c", code, dsn], capture_output=True, text=True, timeout=60, check=False
         )

@@ -38,11 +38,6 @@ async def send_welcome(user_id: int, *, since: date | None = None) -> None:
 
 
 @app.task
-def anything(**named: int) -> None:
-    pass
-
-
-@app.task
 async def two_steps(left: int) -> None:
     if left:
         await two_steps.with_(queue="follow-ups").enqueue(app, left - 1)
@@ -91,6 +86,10 @@ def test_a_wrong_argument_name_is_told(db: Any) -> None:
         assert_not_enqueued(db, send_welcome, user=42)
     with pytest.raises(InvalidArgument, match="expected a task"):
         assert_enqueued(db, send_welcome.fn)  # type: ignore[arg-type]
+
+    @App("other").task
+    def anything(**named: int) -> None: ...
+
     anything.enqueue_sync(db, whatever=1)
     assert_enqueued(db, anything, whatever=1)
 

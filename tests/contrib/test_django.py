@@ -156,7 +156,10 @@ def test_workers_of_a_project_run_its_jobs(site: Site, empty_dsn: str, tmp_path:
         worker.wait(20)
 
 
-RELAYS = """
+@pytest.mark.slow
+def test_jobs_that_a_handler_enqueues_through_the_app_stay_on_its_node(tmp_path: Path, fleet: Fleet) -> None:
+    """Several nodes: a handler's jobs go to its job's node, although the settings name the database of another."""
+    relays = """
 import asyncio
 from tallybook.contrib.django import App
 
@@ -175,14 +178,9 @@ def plain_relay() -> None:
 
 print("completed", asyncio.run(app.drain(nodes="all")).completed)
 """
-
-
-@pytest.mark.slow
-def test_jobs_that_a_handler_enqueues_through_the_app_stay_on_its_node(tmp_path: Path, fleet: Fleet) -> None:
-    """Several nodes: a handler's jobs go to its job's node, although the settings name the database of another."""
     site = Site(tmp_path, fleet.dsn)
     fleet.enqueue(2, task="relay")
     fleet.enqueue(3, task="plain_relay")
-    assert "completed 4" in site.manage("shell", "-c", RELAYS)
+    assert "completed 4" in site.manage("shell", "-c", relays)
     names = "select array_agg(task order by task) from tallybook.job"
     assert [fleet.run(node, names)[0][0] for node in (1, 2, 3)] == [None, ["note", "relay"], ["note", "plain_relay"]]

@@ -79,19 +79,19 @@ def test_the_admin_of_a_project(site: Site) -> None:
     assert "OK" in said
 
 
-def enter(http: httpx2.Client, name: str) -> None:
-    """Log in at Django's own page."""
-    page = http.get("/admin/login/?next=/queue/")
-    token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
-    assert token is not None
-    form = {"username": name, "password": "open sesame", "csrfmiddlewaretoken": token[1], "next": "/queue/"}
-    answer = http.post("/admin/login/", data=form, headers={"Origin": str(http.base_url).rstrip("/")})
-    assert (answer.status_code, answer.headers["location"]) == (302, "/queue/"), answer.text
-
-
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_the_dashboard_is_behind_djangos_login(site: Site, empty_dsn: str, kind: str) -> None:
     """One line of urls.py, under WSGI and ASGI: permissions set who sees and acts; pages, forms and streams work."""
+
+    def enter(http: httpx2.Client, name: str) -> None:
+        """Log in at Django's own page."""
+        page = http.get("/admin/login/?next=/queue/")
+        token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
+        assert token is not None
+        form = {"username": name, "password": "open sesame", "csrfmiddlewaretoken": token[1], "next": "/queue/"}
+        answer = http.post("/admin/login/", data=form, headers={"Origin": str(http.base_url).rstrip("/")})
+        assert (answer.status_code, answer.headers["location"]) == (302, "/queue/"), answer.text
+
     with served(site, kind) as base, psycopg.connect(empty_dsn, autocommit=True) as db:
         db.execute("select tallybook.enqueue('mail', 'send_receipt', '{\"order_id\": 1}')")
         for name, looks, acts in (("", 302, False), ("cem", 403, False), ("bob", 200, False), ("ada", 200, True)):

@@ -44,11 +44,7 @@ def app(dsn: str, db: Any) -> App:
 
 @pytest.fixture
 def api(app: App) -> OperatorApi:
-    keys = [
-        Key("ops", SECRET, ("admin",)),
-        Key("reader", OTHER, ("read",)),
-    ]
-    return operator_api(app, keys=keys)
+    return operator_api(app, keys=[Key("ops", SECRET, ("admin",)), Key("reader", OTHER, ("read",))])
 
 
 @pytest.fixture
@@ -576,12 +572,9 @@ async def test_what_is_no_request_is_refused_with_a_reason(unasked: OperatorApi)
             assert answer.json()["detail"]
 
 
-ARGS = (b'{"a": "\\u0000"}', b'{"a": "\\ud800"}', b'{"a": 1e999}')
-
-
 async def test_args_that_cannot_be_stored_are_refused(call: Client, db: Any) -> None:
     """Args that PostgreSQL cannot store are 422 like other invalid input, and nothing is enqueued."""
-    for args in ARGS:
+    for args in (b'{"a": "\\u0000"}', b'{"a": "\\ud800"}', b'{"a": 1e999}'):
         answer = await call("POST", "/jobs", body=b'{"queue": "mail", "task": "t", "args": ' + args + b"}")
         assert codes(answer) == (422, "invalid"), args
     assert db.execute("select count(*) from tallybook.job where task = 't'").fetchone()[0] == 0
