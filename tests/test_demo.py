@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -29,41 +30,30 @@ ODD = ["Łukasz, 美咲 👍", 'said "hi"', "two\nlines", "tab\there", "it's \\ 
 class Demo:
     """A run of the demo: its output, and all that it started."""
 
-    def __init__(self, **env: str) -> None:
+    def __init__(self, folder: Path, **env: str) -> None:
         program = "from tallybook.extra.demo import run; raise SystemExit(run())"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={**os.environ, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-        self.lines: list[str] = []
-        self.errors = ""
+        self._output, self._errors = folder / "demo.output", folder / "demo.errors"
+        with self._output.open("wb") as out, self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program], env={**os.environ, **env}, stdout=out, stderr=errors
+            )
         self.started: set[tuple[int, str]] = set()
         self.directories: set[Path] = set()
-        self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
-        for reader in self._readers:
-            reader.start()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
+    @property
+    def lines(self) -> list[str]:
+        return self._output.read_text(encoding="utf-8").splitlines()
 
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        self.errors = self.process.stderr.read()
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text(encoding="utf-8")
 
     def look(self) -> None:
         """Record its current processes and directories."""
         for pid in _descendants(self.process.pid):
             if birth := _birth(pid):
                 self.started.add((pid, birth))
-                self.directories |= {
-                    Path(path) for path in re.findall(r"/[^\0 ]*/tallybook-run-[^/\0 ]+", _command(pid))
-                }
+                self.directories |= set(map(Path, re.findall(r"/[^\0 ]*/tallybook-run-[^/\0 ]+", _command(pid))))
 
     def said(self, text: str) -> bool:
         self.look()
@@ -75,12 +65,7 @@ class Demo:
 
     def finish(self) -> int:
         wait_until(self.ended, "the demo ends", seconds=100)
-        return self.status()
-
-    def status(self) -> int:
-        for reader in self._readers:
-            reader.join(10)
-        return self.process.returncode
+        return int(self.process.returncode)
 
     def left(self) -> list[str]:
         """Its processes and directories that still exist."""
@@ -91,7 +76,6 @@ class Demo:
         if self.process.poll() is None:
             self.process.terminate()
         self.process.wait(60)
-        self.status()
 
 
 def _descendants(pid: int) -> list[int]:
@@ -122,17 +106,10 @@ def _command(pid: int) -> str:
 
 
 @pytest.fixture
-def demo() -> Iterator[Callable[..., Demo]]:
+def demo(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
     """Start the demo; it is always stopped at the end."""
-    runs: list[Demo] = []
-
-    def start(**env: str) -> Demo:
-        runs.append(Demo(**env))
-        return runs[-1]
-
-    yield start
-    for run in runs:
-        run.close()
+    with ExitStack() as stack:
+        yield lambda **env: stack.enter_context(closing(Demo(tmp_path, **env)))
 
 
 def _write(path: Path, rows: int) -> Path:
