@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
@@ -41,8 +42,7 @@ from tallybook.embedded import (
 )
 
 SOURCES = Path(embedded.__file__).parents[1]
-IS_ROOT = os.geteuid() == 0
-as_root = pytest.mark.skipif(not IS_ROOT, reason="needs root")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
 in_18 = pytest.mark.skipif(18 not in installed_versions(), reason="needs PostgreSQL 18")
 in_a_tree = pytest.mark.skipif(
@@ -146,18 +146,17 @@ def test_missing_wheel_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         binaries(18)
 
 
-def _a_wheel(place: Path, monkeypatch: pytest.MonkeyPatch, **versions: str) -> Path:
+def _a_wheel(place: Path, monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     """A wheel whose folders hold programs that print these versions, on a machine that has no other PostgreSQL."""
     for folder, printed in versions.items():
         (place / folder / "bin").mkdir(parents=True)
-        for name in ("postgres", "initdb"):
-            (place / folder / "bin" / name).write_text(f"#!/bin/sh\necho '{printed}'\n")
-            (place / folder / "bin" / name).chmod(0o755)
+        for program in (place / folder / "bin" / "postgres", place / folder / "bin" / "initdb"):
+            program.write_text(f"#!/bin/sh\necho '{printed}'\n")
+            program.chmod(0o755)
     wheel = SimpleNamespace(submodule_search_locations=[str(place)])
     monkeypatch.delenv("TALLYBOOK_PG_BIN", raising=False)
     monkeypatch.setattr("tallybook._embedded.binaries.find_spec", lambda name: wheel)
     monkeypatch.setattr("tallybook._embedded.binaries._DEBIAN", Path("/nowhere"))
-    return place
 
 
 def test_a_wheel_is_asked_for_its_versions(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,16 +338,13 @@ def test_commits_survive_kill_without_fsync() -> None:
 def as_server_user(*command: str) -> subprocess.Popen[bytes]:
     """Run a program as the server's user, because PostgreSQL itself ignores a pid of any other user."""
     account = server_account()
-    if account is None:
-        return subprocess.Popen(command, stdin=subprocess.PIPE)
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, cwd="/", user=account.uid, group=account.gid, extra_groups=[]
-    )
+    user: Any = {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, cwd="/", **user)
 
 
 def write_stale_pid_file(server: Server, pid: int) -> None:
-    stale = server.data_dir / "postmaster.pid"
-    stale.write_text(f"{pid}\n{server.data_dir}\n1\n5432\n/tmp\n\n\nready\n")
+    text = f"{pid}\n{server.data_dir}\n1\n5432\n/tmp\n\n\nready\n"
+    (server.data_dir / "postmaster.pid").write_text(text)
 
 
 def test_pid_file_that_names_another_program(place: Path) -> None:
