@@ -1,32 +1,41 @@
-"""The task tallybook.webhook, run by a real worker against real local endpoints."""
+"""The task tallybook.webhook, run by a real worker against real local endpoints; docs/webhooks.md fits the code."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from support.outside import LOOPBACK, HttpServer, Reply, provider, serving
+from support.outside import LOOPBACK, HttpServer, Reply, provider, serving, smtp_server
+from support.pages import blocks, project, python, section, statements, table
+from support.pages import words as in_backticks
+from support.paths import ROOT
 from tallybook import App, Constant, JobInfo
 from tallybook._model.keyring import new_key
 from tallybook._model.provider import Secret
-from tallybook.extra.tasks import new_signing_secret, webhook
+from tallybook.extra.tasks import email, http, new_signing_secret, notification, sms, webhook
 from tallybook.testing import drain, travel
 
 Run = Callable[..., JobInfo]
 DAY = timedelta(days=1)
 LATER = webhook.with_(retry=Constant(timedelta(hours=1)))  # nothing is tried again within one drain
 BODY = {"type": "invoice.paid", "data": {"id": 42, "name": "Zoë"}}
+OPEN = {"allow": LOOPBACK, "allow_http": True}
+PAGE = "docs/webhooks.md"
 
 
 def acme(endpoint: HttpServer, secret: str | Secret | None = None, **settings: Any) -> Any:
-    given = {"url": f"{endpoint.url}/hooks?v=1", "allow": LOOPBACK, "allow_http": True, **settings}
+    given = {"url": f"{endpoint.url}/hooks?v=1", **OPEN, **settings}
     return provider("acme", {"signing_secret": secret or new_signing_secret()}, **given)
 
 
@@ -190,10 +199,7 @@ def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: H
     secrets = {"signing_secret": new_signing_secret()}
     serving(
         app,
-        *(
-            provider(str(status), secrets, url=f"{endpoint.url}/{status}", allow=LOOPBACK, allow_http=True)
-            for status in every
-        ),
+        *(provider(str(status), secrets, url=f"{endpoint.url}/{status}", **OPEN) for status in every),
     )
     endpoint.reply(lambda got: Reply(int(got.path[1:]), {"Location": "/200"}, b"" if got.path == "/204" else b"words"))
     jobs = {status: LATER.enqueue_sync(db, str(status), BODY) for status in every}
@@ -295,3 +301,150 @@ def test_a_provider_that_is_wrong_is_tried_again(app: App, dsn: str, db: Any, en
         assert f"provider 'acme-{at}'" in (found.last_error or "")
         assert "word@" not in str(found.errors) and "c2hv" not in str(found.errors)
     assert app.get(unsigned).sync(db).state == "retrying" and endpoint.got == []
+
+
+# URLs of the args, each signed with a secret that the args name: one provider for all forms
+
+
+FORM = {"type": "form.submitted"}
+
+
+def test_each_form_has_its_url_and_secret_without_a_provider_of_its_own(
+    app: App, dsn: str, db: Any, endpoint: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4-06: two forms share a provider row; each is called at its job's URL and signed with its own encrypted secret.
+
+    No row of the jobs contains a secret.
+    """
+    monkeypatch.setenv("TALLYBOOK_KEYS", new_key("k1"))
+    app.dsn = dsn
+    secrets = {name: new_signing_secret() for name in ("form_1", "form_2")}
+
+    async def made() -> None:
+        async with app.open():
+            await app.providers.set("forms", kind="webhook", settings=OPEN)
+            for name, secret in secrets.items():
+                await app.providers.set_secret("forms", name, secret)
+
+    asyncio.run(made())
+    endpoint.reply(lambda got: Reply(200, body=got.headers["webhook-signature"].encode()))
+    for name in secrets:
+        args = {"provider": "forms", "body": FORM, "url": f"{endpoint.url}/{name}", "signed_by": name}
+        db.execute("select tallybook.enqueue('default', 'tallybook.webhook', %s::jsonb)", (json.dumps(args),))
+    assert drain(app, dsn=dsn).completed == 2
+    sent = {got.path.removeprefix("/"): got for got in endpoint.got}
+    for name, secret in secrets.items():
+        assert Webhook(secret).verify(sent[name].body, sent[name].headers) == FORM
+    with pytest.raises(WebhookVerificationError):
+        Webhook(secrets["form_1"]).verify(sent["form_2"].body, sent["form_2"].headers)
+    kept = str(db.execute("select to_jsonb(j)::text from tallybook.job j").fetchall())
+    assert "form_1" in kept and not any(secret.removeprefix("whsec_") in kept for secret in secrets.values())
+
+
+def test_no_other_secret_of_the_provider_goes_to_a_url_of_the_args(
+    app: App, run: Run, db: Any, endpoint: HttpServer
+) -> None:
+    """S4-06: the provider's token goes to its own URL, and to no URL of a job's args."""
+    own = new_signing_secret()
+    secrets = {"token": "t0ken", "signing_secret": own, "form_1": new_signing_secret()}
+    serving(app, provider("forms", secrets, url=f"{endpoint.url}/own", **OPEN))
+    there = {"url": f"{endpoint.url}/form", "signed_by": "form_1"}
+    assert run(webhook.enqueue_sync(db, "forms", FORM)).state == "completed"
+    assert run(webhook.enqueue_sync(db, "forms", FORM, **there)).state == "completed"
+    mine, form = endpoint.got
+    assert mine.headers["authorization"] == "Bearer t0ken"  # the control
+    assert form.path == "/form" and "authorization" not in form.headers and "t0ken" not in str(form)
+
+
+def test_a_form_that_is_gone_switches_nothing_off(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+    """S4-06: a 410 from a URL of the args ends only that job; the provider of the other forms stays active."""
+    registry = serving(app, provider("forms", {"form_1": new_signing_secret()}, **OPEN))
+    endpoint.reply(Reply(410))
+    assert run(webhook.enqueue_sync(db, "forms", FORM, url=endpoint.url, signed_by="form_1")).state == "dead"
+    assert registry.known["forms"].active
+
+
+def test_a_url_of_the_args_is_guarded(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
+    """S4-06: inside addresses, http:// and invalid URLs are dead; an unknown secret is retried and is not shown."""
+    secret = new_signing_secret()
+    serving(app, provider("forms", {"form_1": secret}))
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"url": "https://127.0.0.1/x", "signed_by": "form_1"}, "dead", "loopback"),
+        ({"url": "https://169.254.169.254/x", "signed_by": "form_1"}, "dead", "link-local"),
+        ({"url": endpoint.url, "signed_by": "form_1"}, "dead", "https"),
+        ({"url": "https://a:b@example.org/", "signed_by": "form_1"}, "dead", "user and password"),
+        ({"url": "https://example.org/"}, "dead", "pass url and signed_by together"),
+        ({"signed_by": "form_1"}, "dead", "pass url and signed_by together"),
+        ({"url": "https://example.org/", "signed_by": secret}, "retrying", "no secret has this name"),
+    ]
+    jobs = [LATER.enqueue_sync(db, "forms", FORM, **args) for args, _, _ in cases]
+    drain(app, dsn=dsn)
+    for job, (args, state, words) in zip(jobs, cases, strict=True):
+        found = app.get(job).sync(db)
+        assert (found.state, words in (found.last_error or "")) == (state, True), (args, found.last_error)
+        assert secret not in (found.last_error or "")
+    assert endpoint.got == []
+
+
+# docs/webhooks.md
+
+
+def test_the_examples_of_the_webhooks_page_run(tmp_path: Path, dsn: str, db: Any, endpoint: HttpServer) -> None:
+    """S4-06 S4-22: all jobs of docs/webhooks.md run as written, in Python and in SQL."""
+    # The page's app, with its providers at this test's servers.
+    drain = """
+import json, sys
+from app import app
+from support.outside import provider, serving
+from tallybook.testing import drain
+secret, url, port = json.loads(sys.argv[1])
+serving(
+    app,
+    provider("acme", {"signing_secret": secret}, url=url + "/acme", allow=["127.0.0.1"], allow_http=True),
+    provider("sms", {"token": "t"}, url=url + "/sms", allow=["127.0.0.1"], allow_http=True),
+    provider("mail", host="127.0.0.1", port=port, tls="none", **{"from": "shop@example.org"}),
+)
+print(drain(app).completed)
+"""
+    assert project(tmp_path, PAGE) == ["app.py", "send.py", "forms.py"]
+    known = conninfo_to_dict(dsn)
+    names = {"host": "PGHOST", "port": "PGPORT", "dbname": "PGDATABASE", "user": "PGUSER", "password": "PGPASSWORD"}
+    environment = {names[key]: str(value) for key, value in known.items() if key in names}
+    python(tmp_path, dsn, "send.py", **environment)
+    for block in blocks(ROOT / PAGE, "sql"):
+        for statement in statements(block):
+            db.execute(statement)
+    secret = new_signing_secret()
+    with smtp_server() as (mailbox, port):
+        given = json.dumps([secret, endpoint.url, port])
+        assert python(tmp_path, dsn, "-c", drain, given, PYTHONPATH=str(ROOT / "tests")) == "8\n"
+        assert len(mailbox.messages) == 3
+    called = [got for got in endpoint.got if got.path == "/acme"]
+    for got in called:
+        Webhook(secret).verify(got.body, got.headers)
+    assert "7-9-webhook" in [got.headers["webhook-id"] for got in called] and len(called) == 3
+    assert sorted(got.path for got in endpoint.got if got.path != "/acme") == ["/sms", "/sms", "/sms/messages"]
+
+
+def test_the_args_on_the_page_are_those_of_the_tasks() -> None:
+    """docs/webhooks.md lists every arg of the tasks, and no other."""
+    tasks = {"Webhook": webhook, "HTTP": http, "E-mail": email, "SMS": sms, "Notification": notification}
+    for heading, task in tasks.items():
+        listed = in_backticks([[row[0]] for row in table(section(PAGE, heading), "arg")])
+        taken = list(inspect.signature(task.fn).parameters)
+        assert sorted(listed) == sorted(set(taken) - {"ctx"}), heading
+
+
+def test_the_settings_on_the_page_are_those_that_are_read() -> None:
+    """docs/webhooks.md lists every provider setting that the code reads, and no other."""
+    folder = ROOT / "src/tallybook/extra/tasks"
+    pattern = re.compile(
+        r'(?:settings\.get\(|text_setting\(\w+, |text_setting\(\s*provider, )"(\w+)"'
+        r'|"(\w+)" (?:not )?in provider\.settings'
+    )
+    read = {
+        name for file in folder.glob("*.py") for found in pattern.findall(file.read_text("utf-8")) for name in found
+    }
+    headings = ("Provider settings", "E-mail", "SMS")
+    rows = [row for heading in headings for row in table(section(PAGE, heading), "setting")]
+    assert set(in_backticks([[row[0]] for row in rows])) == read - {""}
