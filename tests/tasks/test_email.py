@@ -19,8 +19,6 @@ from tallybook.testing import drain, travel
 
 Run = Callable[..., JobInfo]
 DAY = timedelta(days=1)
-# An encoded word: the e-mail library decodes it, with its line break.
-SMUGGLED = f"=?utf-8?b?{b64encode(b'Hello' + bytes((13, 10)) + b'Bcc: eve@example.org').decode()}?="
 LATER = email.with_(retry=Constant(timedelta(hours=1)))  # nothing is tried again within one drain
 
 
@@ -134,6 +132,8 @@ def test_who_has_the_message_does_not_get_it_again(app: App, dsn: str, db: Any) 
 
 def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
     """A line break, a second address or a reserved header in an argument makes the job dead; nothing is sent."""
+    # An encoded word: the e-mail library decodes it, with its line break.
+    smuggled = f"=?utf-8?b?{b64encode(b'Hello' + bytes((13, 10)) + b'Bcc: eve@example.org').decode()}?="
     wrong = [
         ({"subject": "Hello\r\nBcc: eve@example.org"}, "subject: pass one line"),
         ({"subject": "Hello\u2028Bcc: eve@example.org"}, "line break"),
@@ -152,9 +152,9 @@ def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
         ({"headers": {"X-A": "b\nBcc: eve@example.org"}}, "pass one line"),
         ({"headers": {"Bcc": "eve@example.org"}}, "cannot be set"),
         ({"headers": {"Content-Type": "text/plain"}}, "cannot be set"),
-        ({"headers": {"X-A": SMUGGLED}}, "pass one line"),
-        ({"headers": {"X-A": "a", "x-a": SMUGGLED}}, "pass one line"),
-        ({"subject": SMUGGLED}, "subject: pass one line"),
+        ({"headers": {"X-A": smuggled}}, "pass one line"),
+        ({"headers": {"X-A": "a", "x-a": smuggled}}, "pass one line"),
+        ({"subject": smuggled}, "subject: pass one line"),
         ({"text": None}, "pass text or html"),
     ]
     with smtp_server() as (mailbox, port):

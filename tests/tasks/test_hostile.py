@@ -56,13 +56,8 @@ def seen_in_frames(app: App, dsn: str, db: Any, endpoint: HttpServer) -> tuple[i
     )
     jobs: list[Any] = [MAIL.job("mail", "b@example.org", "s", "t")]
     for name in ("header", "query", "user", "unusable", "no-url", "no-key", "inside"):
-        jobs += [
-            CALL.job(name),
-            CALL.job(name, path="/../x"),
-            CALL.job(name, query={"a": [1]}),
-            CALL.job(name, headers={"a b": "c"}),
-            TELL.job(name, {}),
-        ]
+        options: tuple[dict[str, Any], ...] = ({}, {"path": "/../x"}, {"query": {"a": [1]}}, {"headers": {"a b": "c"}})
+        jobs += [*(CALL.job(name, **given) for given in options), TELL.job(name, {})]
     app.enqueue_many_sync(db, jobs)
     drain(app, dsn=dsn)
     words = (TOKEN, signing.removeprefix("whsec_"))

@@ -53,15 +53,13 @@ def test_what_is_allowed() -> None:
     assert allowed.refusal("x", "192.168.0.1") and allowed.refusal("y.hooks.internal", "127.0.0.1")
 
 
-INSIDE = ("127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "inside.test")
-
-
 def test_a_call_to_the_inside_is_refused(app: App, dsn: str, db: Any, names: dict[str, list[str]]) -> None:
     """S4-06: an inside address in any notation is not connected to and the job is dead; if allowed, it is called."""
     names["inside.test"] = [INTERNAL]
+    hosts = ("127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "inside.test")
     secrets = {"signing_secret": new_signing_secret()}
     with http_server() as inside:
-        urls = {host: f"http://{host}:{inside.port}/" for host in INSIDE}
+        urls = {host: f"http://{host}:{inside.port}/" for host in hosts}
         shared = {"allow_http": True}
         refused = [provider(host, secrets, url=url, **shared) for host, url in urls.items()]
         allowed = [
@@ -69,7 +67,7 @@ def test_a_call_to_the_inside_is_refused(app: App, dsn: str, db: Any, names: dic
             for host, url in urls.items()
         ]
         serving(app, *refused, *allowed)
-        jobs = [webhook.enqueue_sync(db, host, {}) for host in INSIDE]
+        jobs = [webhook.enqueue_sync(db, host, {}) for host in hosts]
         jobs += [http.enqueue_sync(db, url=url) for url in urls.values()]
         drain(app, dsn=dsn)
         for job in jobs:
@@ -78,10 +76,10 @@ def test_a_call_to_the_inside_is_refused(app: App, dsn: str, db: Any, names: dic
             assert (found.errors or [])[-1]["type"] == "tallybook.errors.AddressRefused"
         assert inside.got == []
         jobs = [
-            webhook.enqueue_sync(db, f"own {host}", {}) for host in INSIDE
+            webhook.enqueue_sync(db, f"own {host}", {}) for host in hosts
         ]  # the control: if allowed, the call arrives
         drain(app, dsn=dsn)
-        assert {app.get(job).sync(db).state for job in jobs} == {"completed"} and len(inside.got) == len(INSIDE)
+        assert {app.get(job).sync(db).state for job in jobs} == {"completed"} and len(inside.got) == len(hosts)
 
 
 def test_without_the_check_the_inside_is_called(
