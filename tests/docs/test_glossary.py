@@ -1,4 +1,7 @@
-"""The glossary is checked against the code: one word per idea, each in use, none of other queues' words for it."""
+"""The glossary is checked against the code: one word per idea, each in use, none of other queues' words for it.
+
+tools/words.py, which `make check` runs, finds odd words and long sentences.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,10 @@ import tallybook
 from support.pages import table, text, words
 from support.paths import ROOT
 from tallybook._cli import cli
+from tools import words as odd_words
 from tools.reference import sql_files
 
 ROWS = table(text("docs/glossary.md"), "word")
-
-OF_OTHER_IDEAS = {
-    "active": "a provider or a route that is in use",
-    "actor": "in the audit: who changed something",
-    "clear": "an answer to a worker that goes to sleep",
-    "concurrency": "a kind of limit",
-    "cron": "the expression of a schedule",
-    "failed": "an attempt's end, and a reason to be dead",
-    "group": "as in SQL",
-    "label": "as in Prometheus",
-    "lock": "how long what was picked is the caller's: its word for it at other queues as well",
-    "message": "what an error says",
-    "run": "a schedule, now",
-    "timeout": "the option that sets the deadline",
-}
-"""Words of other queues that are names here for something else."""
-PLUMBING = {"move", "look", "put", "many", "from", "after", "due", "done", "listen", "begin", "end"}
-"""Parts of verbs between a worker and the core, and plain English."""
 
 
 def terms() -> list[str]:
@@ -100,9 +86,23 @@ def test_each_word_is_in_use() -> None:
 
 def test_no_public_name_is_a_word_of_others() -> None:
     """No command, option, function or argument is another queue's word for an idea, unless it means something else."""
+    of_other_ideas = {
+        "active": "a provider or a route that is in use",
+        "actor": "in the audit: who changed something",
+        "clear": "an answer to a worker that goes to sleep",
+        "concurrency": "a kind of limit",
+        "cron": "the expression of a schedule",
+        "failed": "an attempt's end, and a reason to be dead",
+        "group": "as in SQL",
+        "label": "as in Prometheus",
+        "lock": "how long what was picked is the caller's: its word for it at other queues as well",
+        "message": "what an error says",
+        "run": "a schedule, now",
+        "timeout": "the option that sets the deadline",
+    }
     others = {word.strip() for row in ROWS for word in row[2].split(",") if word.strip()} - set(terms())
     parts = {part for name in public_names() for part in (name, *name.split("_"))}
-    assert {word for word in others if word.replace(" ", "_") in parts} <= set(OF_OTHER_IDEAS)
+    assert {word for word in others if word.replace(" ", "_") in parts} <= set(of_other_ideas)
 
 
 @pytest.mark.parametrize("word", ["payload", "fetch", "requeue", "eta"])
@@ -123,7 +123,63 @@ def test_each_state_end_and_reason_is_explained() -> None:
 
 
 def test_each_part_of_a_verb_is_explained() -> None:
-    """Every word in the name of a public SQL function is in the glossary."""
+    """Every word in the name of a public SQL function is in the glossary, but for parts of verbs between a worker and the core, and plain English."""
+    plain = {"move", "look", "put", "many", "from", "after", "due", "done", "listen", "begin", "end"}
     said = " ".join(f"{row[0]} {row[1]}".lower() for row in ROWS)
     parts = {part for file in sql_files(views=False) for part in file.stem.split("_")}
-    assert {part for part in parts - PLUMBING if not re.search(rf"\b{part.rstrip('s')[:5]}", said)} == set()
+    assert {part for part in parts - plain if not re.search(rf"\b{part.rstrip('s')[:5]}", said)} == set()
+
+
+# tools/words.py
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A page says so.", "What it does then shall be seen.", "The claim goes on.\n", f"It has {'many ' * 41}words."],
+)
+def test_odd_words_and_long_sentences_are_found(text: str) -> None:
+    """A phrase of the list, or more than forty words in one sentence, is a finding."""
+    assert list(odd_words.of_page(f"# A page\n\n{text}\n"))
+
+
+def test_code_is_not_prose() -> None:
+    """Code blocks, headings and text in backticks have no findings."""
+    assert list(odd_words.of_page("# It says\n\n```\nit goes on\n```\n\nThe column `says` is text.\n")) == []
+
+
+def test_a_help_text_of_two_lines_is_found() -> None:
+    """The help of an option above 80 columns is a finding, with the command and the option."""
+    command = click.Command("run", help="Run jobs.", params=[click.Option(["--queue"], help="A" * 81)])
+    assert [found.split(":")[0] for found in odd_words.of_help(command, "tallybook run")] == ["tallybook run --queue"]
+
+
+@pytest.mark.parametrize(
+    "text", ['"""Say what it does."""', 'x = f"job {n}: its worker goes on"', 'log("the job is over", 1)']
+)
+def test_phrases_in_docstrings_and_messages_are_found(text: str) -> None:
+    """A phrase of the list in a string of the code is a finding, with its line."""
+    assert [found.split(":")[0] for found in odd_words.of_code(f"import os\n{text}\n")] == ["2"]
+
+
+@pytest.mark.parametrize(
+    "text", ['"""Call `say` once more."""', 'x = "says"', 'x = "select says from tell"', "x = shall"]
+)
+def test_short_strings_sql_and_names_are_not_prose(text: str) -> None:
+    """Keys, SQL, names and text in backticks have no findings."""
+    assert list(odd_words.of_code(f"{text}\n")) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["-- Say what it does.", "select 1;  -- its worker goes on", "  'the job is over now',"]
+)
+def test_phrases_in_sql_are_found(text: str) -> None:
+    """A phrase of the list in a comment or message of SQL is a finding, with its line; in code it is not."""
+    assert [found.split(":")[0] for found in odd_words.of_sql(f"select says, 'says'\n{text}\n-- rights: say\n")] == [
+        "2"
+    ]
+
+
+def test_phrases_in_templates_are_found() -> None:
+    """A phrase of the list in the visible words of a template is a finding, with its line; in code it is not."""
+    text = "<style>says</style>\n{% if says %}\n<p title='on record'\n>It says <b>so</b>.</p>"
+    assert [found.split(":")[0] for found in odd_words.of_template(text)] == ["4"]
