@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import configparser
-import http.client
 import json
 import re
 from datetime import timedelta
 from typing import Any
 
+import httpx2
 import psycopg
 import pytest
 import yaml
 from psycopg import AsyncConnection
 
+from support.pages import FENCED, blocks, text
 from support.paths import ROOT
 from support.roles import house
 from support.workers import Jobs, eventually, working
@@ -22,14 +24,7 @@ from tallybook._cli import cli
 from tallybook._model.exposition import METRICS
 from tallybook._worker.settings import WorkerSettings
 
-FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGE = (ROOT / "docs/running.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return [body for found, body in FENCED.findall(PAGE) if found == language]
-
-
+PAGE = text("docs/running.md")
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
@@ -38,10 +33,10 @@ def manifests(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((ROOT / f"deploy/kubernetes/{name}.yaml").read_text(encoding="utf-8")))
 
 
-def unit(text: str) -> dict[str, dict[str, str]]:
+def unit(said: str) -> dict[str, dict[str, str]]:
     parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     parser.optionxform = str  # type: ignore[assignment, method-assign]
-    parser.read_string(text)
+    parser.read_string(said)
     return {name: dict(parser[name]) for name in parser.sections()}
 
 
@@ -49,24 +44,24 @@ def test_the_times_to_stop_are_those_of_the_worker() -> None:
     """Unit, manifest, compose file and text give a worker its stop timeout, its grace and 15 s more."""
     stop = WorkerSettings().stop_timeout + WorkerSettings().abort_timeout + timedelta(seconds=15)
     seconds = int(stop.total_seconds())
-    service = unit(blocks("ini")[0])["Service"]
+    service = unit(blocks(ROOT / "docs/running.md", "ini")[0])["Service"]
     assert int(service["TimeoutStopSec"]) == seconds
     assert manifests("worker")[0]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
     assert COMPOSE["services"]["worker"]["stop_grace_period"] == f"{seconds}s"
     assert f"**{seconds} s**" in PAGE and f"docker stop -t {seconds}" in PAGE
 
 
-def takes(words: list[str]) -> dict[str, Any]:
-    """The parameters that Tallybook's command line reads from these words; raises if it cannot."""
-    assert words[0] == "tallybook"
-    command = cli.commands[words[1]]
-    with command.make_context(words[1], list(words[2:])) as made:
-        return made.params
-
-
 def test_the_commands_are_those_of_the_command_line() -> None:
     """The command line accepts the commands of the unit, the image, the compose file and the manifests as written."""
-    service = unit(blocks("ini")[0])["Service"]
+
+    def takes(words: list[str]) -> dict[str, Any]:
+        """The parameters that Tallybook's command line reads from these words; raises if it cannot."""
+        assert words[0] == "tallybook"
+        command = cli.commands[words[1]]
+        with command.make_context(words[1], list(words[2:])) as made:
+            return made.params
+
+    service = unit(blocks(ROOT / "docs/running.md", "ini")[0])["Service"]
     program, *words = service["ExecStart"].split()
     assert takes([program.removeprefix("/srv/shop/.venv/bin/"), *words])["metrics_port"] == 9464
     (container,) = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
@@ -141,15 +136,15 @@ def test_every_block_is_read_by_its_own_language() -> None:
     other = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
     found = [body for language, body in FENCED.findall(PAGE + other) if language == "yaml"]
     assert len(found) >= 4 and all(isinstance(yaml.safe_load(body), dict) for body in found)
-    assert all(unit(body) for body in blocks("ini"))
+    assert all(unit(body) for body in blocks(ROOT / "docs/running.md", "ini"))
 
 
 @pytest.mark.direct("logs in as users of its own")
 def test_the_number_that_is_scaled_by(empty_dsn: str) -> None:
     """The role metrics may run KEDA's query, which returns one whole number, 0 for an unknown queue."""
-    scaled = yaml.safe_load(blocks("yaml")[0])
+    scaled = yaml.safe_load(blocks(ROOT / "docs/running.md", "yaml")[0])
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]
-    assert query == blocks("sql")[0].strip().rstrip(";")
+    assert query == blocks(ROOT / "docs/running.md", "sql")[0].strip().rstrip(";")
     with house(empty_dsn) as at:
         at.give()
         with psycopg.connect(at.dsn_of(at.user("metrics")), autocommit=True) as conn:
@@ -222,7 +217,8 @@ async def test_the_connections_of_a_worker(app: App, dsn: str, db: Any) -> None:
             await eventually(lambda: there() == expected, f"after {what}, {there()} are {expected}")  # noqa: B023
         assert worker.telemetry is not None
         for _ in range(2):
-            await _scraped(worker.telemetry.port)
+            metrics = f"http://127.0.0.1:{worker.telemetry.port}/metrics"
+            assert (await asyncio.to_thread(httpx2.get, metrics, timeout=20)).status_code == 200
         expected += int(said["[metrics](telemetry.md)"])
         assert there() == expected
     await eventually(lambda: there() == 0, "all of them are closed")
@@ -233,36 +229,10 @@ async def test_the_connections_of_a_worker(app: App, dsn: str, db: Any) -> None:
         await eventually(lambda: there() == expected, f"{there()} are {expected}")
 
 
-async def _scraped(port: int) -> None:
-    import asyncio
-
-    def ask() -> int:
-        conn = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        conn.request("GET", "/metrics")
-        return conn.getresponse().status
-
-    assert await asyncio.to_thread(ask) == 200
-
-
 # Grafana
 
 BOARD = json.loads((ROOT / "docs/grafana/tallybook.json").read_text(encoding="utf-8"))
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
-WORDS = {
-    "sum",
-    "max",
-    "min",
-    "avg",
-    "by",
-    "rate",
-    "increase",
-    "queue",
-    "task",
-    "state",
-    "end",
-    "instance",
-    "connection",
-}
 
 
 def checked(expr: str) -> set[str]:
@@ -282,7 +252,10 @@ def checked(expr: str) -> set[str]:
         kind = METRICS[metric][0]
         assert (kind == "counter") == bool(re.search(rf"(?:rate|increase)\({metric}\b", bare)), f"{metric} is a {kind}"
     others = set(re.findall(r"[A-Za-z_]\w*", re.sub(r"\{[^}]*\}|\[[^\]]*\]|tallybook_\w+", " ", bare)))
-    assert others <= WORDS, f"{others - WORDS} in {expr}"
+    known = {
+        "sum", "max", "min", "avg", "by", "rate", "increase", "queue", "task", "state", "end", "instance", "connection",
+    }  # fmt: skip
+    assert others <= known, f"{others - known} in {expr}"
     for labels in re.findall(r"\bby \(([^)]*)\)", bare):
         allowed = {"instance", *(label for metric in named for label in METRICS[metric][1])}
         assert {label.strip() for label in labels.split(",")} <= allowed, expr
