@@ -123,7 +123,8 @@ def test_each_state_end_and_reason_is_explained() -> None:
 
 
 def test_each_part_of_a_verb_is_explained() -> None:
-    """Every word in the name of a public SQL function is in the glossary, but for parts of verbs between a worker and the core, and plain English."""
+    """Every word in the name of a public SQL function is in the glossary."""
+    # Parts of verbs between a worker and the core, and plain English.
     plain = {"move", "look", "put", "many", "from", "after", "due", "done", "listen", "begin", "end"}
     said = " ".join(f"{row[0]} {row[1]}".lower() for row in ROWS)
     parts = {part for file in sql_files(views=False) for part in file.stem.split("_")}
