@@ -1,4 +1,4 @@
-"""A known secret passes through a real worker, the database and the command line, and none of them shows it."""
+"""A known secret passes through a real worker, the database, its server and the command line, and none shows it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 from psycopg import sql
 
 from support import canary
 from support.canary_forms import CANARY, CONTROL, FORBIDDEN, FORMER, KEY, KEYS, MOVED, found_in
-from support.cli import Command
+from support.cli import Command, invoke
+from support.clusters import cluster
 from support.paths import TESTS
 from support.waiting import wait_until
 from tallybook import App
 from tallybook._cli import cli
+from tallybook._db.migrate import migrate
+from tallybook._model.keyring import new_key
 
 COMMANDS = """\
 provider list
@@ -143,3 +147,48 @@ async def test_a_secret_in_the_clear_would_be_found(dsn: str, db: Any) -> None:
         (b"n" * 12, CANARY.encode()),
     )
     assert found_in(dump(db))
+
+
+async def test_the_servers_log_and_sessions_do_not_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1-12: with all statements and parameters logged, no secret, former secret or key is in log or pg_stat_activity.
+
+    The control: a text in the same provider's settings, which may be seen, is found in both.
+    """
+    every = {
+        "log_statement": "all", "log_parameter_max_length": "-1", "log_parameter_max_length_on_error": "-1",
+        "track_activity_query_size": "65536",
+    }  # fmt: skip
+    other = new_key("k2")
+    monkeypatch.setenv("TALLYBOOK_KEYS", KEY)
+    with cluster(**every) as server:
+        dsn = server.dsn()
+        with psycopg.connect(dsn, autocommit=True) as watcher, psycopg.connect(dsn, autocommit=True) as talker:
+            migrate(watcher)
+            shown: list[str] = []
+
+            def look() -> None:
+                shown.extend(str(row[0]) for row in watcher.execute("select query from pg_stat_activity").fetchall())
+
+            app = App("canary", dsn=dsn)
+            async with app.open():
+                await app.providers.set("acme", kind="x", settings={"note": CONTROL})
+                for secret in (FORMER, CANARY):
+                    await app.providers.set_secret("acme", "api_key", secret)
+                    look()
+                command = ("provider", "set-secret", "acme", "other", "--dsn", dsn)
+                assert invoke(*command, typed=CANARY + "\n").exit_code == 0
+                monkeypatch.setenv("TALLYBOOK_KEYS", f"{other},{KEY}")
+                app.providers.forget()
+                assert (await app.providers.get("acme")).secrets["api_key"].reveal() == CANARY
+                look()
+                talker.execute(sql.SQL("select {}").format(CONTROL))
+                look()
+            rotated = App("canary", dsn=dsn)
+            async with rotated.open():
+                assert (await rotated.providers.rotate()).rotated == 3
+                look()
+        log: Any = server.log_path.read_text("utf-8", "replace")
+    assert log.count("_provider_secret_set") >= 3 and "_provider_secret_reseal" in log
+    for text in (log, "\n".join(shown)):
+        assert CONTROL in text
+        assert found_in(text) == set() and other.split(":")[1][:-4] not in text
