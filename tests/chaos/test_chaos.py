@@ -22,15 +22,9 @@ KEYS = {
 
 def chaos(*options: str) -> tuple[int, dict[str, Any], str]:
     """Run the harness; return its exit code, last line and output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "chaos", "--seed", "11", *options],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    words = [sys.executable, "-m", "chaos", "--seed", "11", *options]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
     said = done.stdout + done.stderr
     assert done.stdout.strip(), said
     last = done.stdout.strip().splitlines()[-1]
