@@ -17,20 +17,8 @@ from tallybook._model.schedule import due
 
 
 def put(dsn: str, *more: str) -> str:
-    return run(
-        "schedule",
-        "set",
-        "report-de",
-        "report",
-        "--args",
-        '{"lang": "de"}',
-        "--tz",
-        "Europe/Berlin",
-        "--queue",
-        "r",
-        *more,
-        dsn=dsn,
-    )
+    options = ("--args", '{"lang": "de"}', "--tz", "Europe/Berlin", "--queue", "r", *more)
+    return run("schedule", "set", "report-de", "report", *options, dsn=dsn)
 
 
 def test_a_schedule_from_the_command_line(dsn: str, db: Any) -> None:

@@ -28,10 +28,8 @@ def run(dsn: str) -> Run:
 
 
 def rows(db: Any) -> list[tuple[Any, ...]]:
-    found = db.execute(
-        'select subject, args, priority, next_run_at from tallybook.subject order by subject collate "C"'
-    )
-    return list(found.fetchall())
+    query = 'select subject, args, priority, next_run_at from tallybook.subject order by subject collate "C"'
+    return list(db.execute(query).fetchall())
 
 
 def test_push_and_upsert_one(run: Run, db: Any) -> None:
@@ -186,14 +184,13 @@ def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
     assert [row[0] for row in rows(db)] == ["asset:1", "page:2"]
 
 
-def after(said: Result) -> str:
-    """Return the value of --after that a list has printed on stderr."""
-    words = shlex.split(said.stderr)
-    return words[words.index("--after") + 1]
-
-
 def test_a_list_continues(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full page, and a search that has stopped early, print the --after of the next page, also with --json."""
+
+    def after(said: Result) -> str:
+        words = shlex.split(said.stderr)
+        return words[words.index("--after") + 1]
+
     lines = "".join(f'{{"subject": "it\'s {n:04}"}}\n' for n in range(1100))
     assert run("upsert", "prices", "refresh", "--file", "-", typed=lines).exit_code == 0
     for words in ((), ("--json",)):

@@ -48,16 +48,16 @@ COMMANDS = {
 
 @pytest.fixture
 def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "first.py").write_text(
-        "from tallybook import App\napp = App('shop')\n\n@app.task\nasync def hello(user_id: int) -> None: ...\n",
-        encoding="utf-8",
-    )
-    (tmp_path / "broken.py").write_text("import nothing_here\n", encoding="utf-8")
-    early = "from django.core.exceptions import AppRegistryNotReady\nraise AppRegistryNotReady('not yet')\n"
-    (tmp_path / "of_django.py").write_text(early, encoding="utf-8")
+    first = "from tallybook import App\napp = App('shop')\n\n@app.task\nasync def hello(user_id: int) -> None: ...\n"
+    modules = {
+        "first": first,
+        "broken": "import nothing_here\n",
+        "of_django": "from django.core.exceptions import AppRegistryNotReady\nraise AppRegistryNotReady('not yet')\n",
+    }
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("first", "broken", "of_django"):
+    for name, code in modules.items():
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 

@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support import plproxy
 from support.cli import run
+from support.database import one
 from support.fleet import Asides, Fleet
 from support.pages import code
 from tallybook import App
@@ -23,11 +24,6 @@ from tallybook.testing import drain
 
 ORDERS = "create table orders (tenant int, item text, unique (tenant, item) deferrable initially deferred)"
 ON_NODE, ON_PROXY = code("docs/nodes.md", "PL/Proxy", "plpgsql")
-MANY = """\
-select m.* from (select array_agg('tenant:' || g) as keys, array_agg('mail'::text) as queues,
-                        array_agg('confirm'::text) as tasks,
-                        array_agg(json_build_object('tenant', g)::text) as args from generate_series(1, 40) g) a,
-       tallybook_proxy.enqueue_many(a.keys, a.queues, a.tasks, a.args) m"""
 
 
 def psql(dsn: str, text: str, error: str = "") -> None:
@@ -47,10 +43,9 @@ def cluster(asides: Asides) -> Iterator[tuple[Fleet, str]]:
         printed = run("node", "plproxy", dsn=fleet.dsn)
         psql(proxy, printed)
         psql(proxy, printed)
-        for dsn in fleet.dsns:
-            with psycopg.connect(dsn) as conn:
-                conn.execute(ORDERS)
-                conn.execute(ON_NODE)
+        for number in (1, 2, 3):
+            fleet.run(number, ORDERS)
+            fleet.run(number, ON_NODE)
         with psycopg.connect(proxy) as conn:
             conn.execute(ON_PROXY)
         yield fleet, proxy
@@ -60,12 +55,6 @@ def cluster(asides: Asides) -> Iterator[tuple[Fleet, str]]:
 def proxy(cluster: tuple[Fleet, str]) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(cluster[1], autocommit=True) as conn:
         yield conn
-
-
-def one(conn: psycopg.Connection[Any], query: str, *values: object) -> Any:
-    row = conn.execute(query.encode(), values).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def test_jobs_of_a_key_lie_on_one_node_and_keys_on_all(proxy: psycopg.Connection[Any]) -> None:
@@ -78,7 +67,12 @@ def test_jobs_of_a_key_lie_on_one_node_and_keys_on_all(proxy: psycopg.Connection
 
 def test_many_are_split_over_the_nodes_of_their_keys(proxy: psycopg.Connection[Any]) -> None:
     """Bulk by SPLIT: one row per job with its key, each on the node of the key's other jobs."""
-    found = proxy.execute(MANY.encode()).fetchall()
+    many = """\
+select m.* from (select array_agg('tenant:' || g) as keys, array_agg('mail'::text) as queues,
+                        array_agg('confirm'::text) as tasks,
+                        array_agg(json_build_object('tenant', g)::text) as args from generate_series(1, 40) g) a,
+       tallybook_proxy.enqueue_many(a.keys, a.queues, a.tasks, a.args) m"""
+    found = proxy.execute(many.encode()).fetchall()
     assert {key for key, _, _ in found} == {f"tenant:{n}" for n in range(1, 41)} and len(found) == 40
     assert all(created for *_, created in found)
     again = "select tallybook_proxy.enqueue(%s, 'mail', 'confirm')"

@@ -333,23 +333,11 @@ def terminal(dsn: str, *words: str, width: int = 80, height: int = 24) -> Iterat
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     # The first terminal that a new session opens controls it: Ctrl-C reaches it.
+    command = [sys.executable, "-m", "tallybook", "top", "--dsn", dsn, *words]
     process = subprocess.Popen(
-        [
-            "sh",
-            "-c",
-            'exec "$@" <"$TTY" >"$TTY" 2>&1',
-            "sh",
-            sys.executable,
-            "-m",
-            "tallybook",
-            "top",
-            "--dsn",
-            dsn,
-            *words,
-        ],
-        env={**clean, "TERM": "xterm-256color", "TTY": os.ttyname(slave)},
-        start_new_session=True,
-    )
+        ["sh", "-c", 'exec "$@" <"$TTY" >"$TTY" 2>&1', "sh", *command],
+        env={**clean, "TERM": "xterm-256color", "TTY": os.ttyname(slave)}, start_new_session=True,
+    )  # fmt: skip
     try:
         yield Terminal(process, master, slave)
     finally:
