@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from psycopg import sql
 
+from support.cli import commands
 from support.dashboard import NO_PAGES, covers, routes, visiting, walk
 from support.database import Connection
 from support.operator_client import OTHER, SECRET, client
@@ -149,22 +149,15 @@ def test_every_command(db: Connection, dsn: str, kind: str) -> None:
         "close", "open", "drop-secret", "key", "rotate", "set-secret", "count", "recount", "every", "new", "roles",
         "demo", "uninstall",
     }  # fmt: skip
-
-    def reading(group: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-        """Every command that changes nothing."""
-        for name in group.list_commands(click.Context(group)):
-            one = group.get_command(click.Context(group), name)
-            assert one is not None
-            if isinstance(one, click.Group):
-                yield from reading(one, *words, name)
-            elif name not in changing and (*words, name) not in (("top",), ("provider", "test"), ("version",)):
-                yield (*words, name), one
-
-    commands = dict(reading(cli))
+    reading = {
+        path: one for path, one in commands()
+        if not isinstance(one, click.Group) and path[-1] not in changing
+        and path not in (("top",), ("provider", "test"), ("version",))
+    }  # fmt: skip
     hostile(db, kind)
     named = {"queue": "q", "task": "t", "schedule": "plan", "provider": "p", "limit": "r"}
-    assert len(commands) > 25
-    for words, command in commands.items():
+    assert len(reading) > 25
+    for words, command in reading.items():
         needed = [one.name or "" for one in command.params if isinstance(one, click.Argument) and one.required]
         given = {
             "job_id": ["1", "2", "3", "6"],

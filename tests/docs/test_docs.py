@@ -18,9 +18,9 @@ import click
 import pytest
 
 import tallybook.errors
+from support.cli import commands
 from support.pages import FENCED, blocks, name, project, python, section, statements, table, text, words
 from support.paths import ROOT
-from tallybook._cli import cli
 from tallybook._model.backoff import from_json, to_json
 from tallybook._model.durations import parse_duration
 from tallybook._task import Task
@@ -372,15 +372,7 @@ def test_python_blocks_are_python(page: Path) -> None:
 # The command line
 
 
-def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command with its path of words."""
-    yield path, group
-    if isinstance(group, click.Group):
-        for word, command in group.commands.items():
-            yield from commands(command, (*path, word))
-
-
-COMMANDS = dict(commands(cli))
+COMMANDS = dict(commands())
 
 
 def options(command: click.Command) -> set[str]:

@@ -15,9 +15,9 @@ import click
 import pytest
 
 import tallybook
+from support.cli import commands
 from support.pages import table, text, words
 from support.paths import ROOT
-from tallybook._cli import cli
 from tools import words as odd_words
 from tools.reference import sql_files
 
@@ -31,16 +31,13 @@ def terms() -> list[str]:
 
 def public_names() -> set[str]:
     """Every name that a user writes: commands, options, Python's names and arguments, SQL functions and arguments."""
-    return {*_of_commands(cli), *_of_python(), *_of_sql()}
+    return {*_of_commands(), *_of_python(), *_of_sql()}
 
 
-def _of_commands(command: click.Command) -> Iterator[str]:
-    for param in command.params:
-        yield from (option.lstrip("-").replace("-", "_") for option in param.opts)
-    if isinstance(command, click.Group):
-        for name, below in command.commands.items():
-            yield name.replace("-", "_")
-            yield from _of_commands(below)
+def _of_commands() -> Iterator[str]:
+    for path, command in commands():
+        yield from (word.replace("-", "_") for word in path[-1:])
+        yield from (option.lstrip("-").replace("-", "_") for param in command.params for option in param.opts)
 
 
 def _of_python() -> Iterator[str]:

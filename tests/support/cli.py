@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import click
 from click.testing import CliRunner, Result
 
 from support.waiting import wait_until
@@ -119,3 +121,11 @@ def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:
     result = invoke(*words, to=dsn, typed=typed)
     assert result.exit_code == code, result.output
     return result.output
+
+
+def commands(group: click.Command = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield every command, and every group, with its path of words."""
+    yield path, group
+    if isinstance(group, click.Group):
+        for word, command in group.commands.items():
+            yield from commands(command, (*path, word))
