@@ -18,11 +18,10 @@ from tallybook.errors import ConfigError, InvalidArgument
 
 NOW = datetime(2031, 5, 1, 12, tzinfo=UTC)
 S = timedelta(seconds=1)
-TAKE = "select tallybook.nonce_take(%s, %s, %s, %s)"
 
 
 def take(db: Any, nonce: str, signed_at: datetime, at: datetime, key: str = "k") -> str:
-    return str(db.execute(TAKE, [key, nonce, signed_at, at]).fetchone()[0])
+    return str(db.execute("select tallybook.nonce_take(%s, %s, %s, %s)", [key, nonce, signed_at, at]).fetchone()[0])
 
 
 def sweep(db: Any, at: datetime) -> int:

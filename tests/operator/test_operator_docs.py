@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.cli import Command
-from support.operator_client import SECRET
+from support.operator_client import SECRET, key_file
 from support.operator_process import serving
 from support.pages import blocks, section, table, text
 from support.paths import ROOT
@@ -47,9 +47,7 @@ def run(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]
 def keys(tmp_path: Path) -> Path:
     """The page's key file, with a real secret."""
     (block,) = blocks(ROOT / PAGE, "toml")
-    path = tmp_path / "keys.toml"
-    path.write_text(block.replace("64 hexadecimal digits", SECRET), encoding="utf-8")
-    path.chmod(0o600)
+    path = key_file(tmp_path, block.replace("64 hexadecimal digits", SECRET))
     assert [(key.id, key.queues) for key in read_keys(path)] == [("deploy", ("mail",))]
     return path
 

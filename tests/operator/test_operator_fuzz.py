@@ -10,29 +10,28 @@ from typing import Any
 
 import pytest
 
-from support.operator_client import SECRET
+from support.operator_client import SECRET, key_file
 from support.operator_process import serving
 from support.paths import TESTS
-
-HERE = TESTS
-HEADERS = ("Key", "Timestamp", "Nonce", "Signature")
 
 
 def fuzz(
     dsn: str, folder: Path, *options: str, broken: str = "", examples: int = 4
 ) -> subprocess.CompletedProcess[str]:
     """Run it with all of its checks against a real server; the hooks compute the values of the four headers."""
-    keys = folder / "keys.toml"
-    keys.write_text(f'[keys.ops]\nsecret = "{SECRET}"\nscopes = ["admin"]\n')
-    keys.chmod(0o600)
-    signed = [word for name in HEADERS for word in ("--header", f"Tallybook-{name}: signed")]
+    keys = key_file(folder, f'[keys.ops]\nsecret = "{SECRET}"\nscopes = ["admin"]\n')
+    signed = [
+        word
+        for name in ("Key", "Timestamp", "Nonce", "Signature")
+        for word in ("--header", f"Tallybook-{name}: signed")
+    ]
     with serving(dsn, keys, broken, log=folder / "server.log") as url:
         command = [
-            str(Path(sys.executable).parent / "schemathesis"), "--config-file", str(HERE / "support/fuzz.toml"), "run",
+            str(Path(sys.executable).parent / "schemathesis"), "--config-file", str(TESTS / "support/fuzz.toml"), "run",
             f"{url}/openapi.json", *signed, "--checks", "all", "--max-examples", str(examples), "--seed", "7",
             "--no-color", "--suppress-health-check", "all", *options,
         ]  # fmt: skip
-        environment = {**os.environ, "SCHEMATHESIS_HOOKS": "support.fuzz_hooks", "PYTHONPATH": str(HERE)}
+        environment = {**os.environ, "SCHEMATHESIS_HOOKS": "support.fuzz_hooks", "PYTHONPATH": str(TESTS)}
         return subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=550, check=False
         )

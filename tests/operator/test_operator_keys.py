@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.cli import invoke
-from support.operator_client import OTHER, SECRET, Client, client, codes
+from support.operator_client import OTHER, SECRET, Client, client, codes, key_file
 from tallybook import App
 from tallybook._app.schedules import Schedules
 from tallybook.errors import ConfigError
@@ -22,17 +22,10 @@ from tallybook.web import Key, operator_api, read_keys
 GOOD = f'[keys.deploy]\nsecret = "{SECRET}"\nscopes = ["read", "operate"]\nqueues = ["mail"]\n'
 
 
-def written(folder: Path, text: str, mode: int = 0o600) -> Path:
-    path = folder / "keys.toml"
-    path.write_text(text)
-    path.chmod(mode)
-    return path
-
-
 def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
     """S2-12: a file has one table per key, several for a rotation; a key without queues reaches all queues."""
     more = f'[keys."deploy-2"]\nsecret = "{OTHER}"\nscopes = ["admin"]\n'
-    assert read_keys(written(tmp_path, GOOD + more)) == [
+    assert read_keys(key_file(tmp_path, GOOD + more)) == [
         Key("deploy", SECRET, ("read", "operate"), ("mail",)),
         Key("deploy-2", OTHER, ("admin",)),
     ]
@@ -47,9 +40,9 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> No
         return folder / "keys.toml"
 
     with pytest.raises(ConfigError, match="chmod 600"):
-        read_keys(written(tmp_path, GOOD, mode))
+        read_keys(key_file(tmp_path, GOOD, mode))
     for good in (0o600, 0o400):
-        assert read_keys(written(tmp_path, GOOD, 0o600) if good == 0o600 else _only_read(tmp_path))
+        assert read_keys(key_file(tmp_path, GOOD, 0o600) if good == 0o600 else _only_read(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +70,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> No
 def test_a_file_that_is_none_is_refused_without_its_secrets(tmp_path: Path, text: str) -> None:
     """S2-12: an invalid key file is refused when the API is made, and no message shows a secret."""
     with pytest.raises(ConfigError) as refused:
-        operator_api(App("shop"), keys=written(tmp_path, text))
+        operator_api(App("shop"), keys=key_file(tmp_path, text))
     shown = f"{refused.value!r} {refused.value} {refused.value.__dict__} {pickle.dumps(refused.value)!r}"
     assert SECRET[:32] not in shown.lower()
 
@@ -105,7 +98,7 @@ def test_a_key_is_made_on_the_command_line(tmp_path: Path) -> None:
     made = new("deploy", "--scope", "read", "--scope", "operate", "--queue", 'a "b"')
     again = new("deploy-2", "--scope", "admin")
     assert (made.exit_code, again.exit_code) == (0, 0)
-    first, second = read_keys(written(tmp_path, made.output + again.output))
+    first, second = read_keys(key_file(tmp_path, made.output + again.output))
     assert (first.id, first.scopes, first.queues) == ("deploy", ("read", "operate"), ('a "b"',))
     assert (second.scopes, second.queues) == (("admin",), None)
     assert len(bytes.fromhex(first.secret)) == 32 and first.secret != second.secret

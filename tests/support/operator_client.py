@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,3 +80,11 @@ def codes(response: httpx2.Response) -> tuple[int, str]:
     problem = response.json()
     assert problem["status"] == response.status_code
     return response.status_code, problem["code"]
+
+
+def key_file(folder: Path, text: str, mode: int = 0o600) -> Path:
+    """Write a file of keys."""
+    path = folder / "keys.toml"
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return path
