@@ -103,18 +103,26 @@ async def test_a_lost_key_is_no_dead_end(app: App, monkeypatch: pytest.MonkeyPat
 SWAP = """\
 update tallybook.provider_secret s set nonce = o.nonce, ciphertext = o.ciphertext from tallybook.provider_secret o
  where (s.provider, s.field, s.slot) = ('acme', 'api_key', 'current') and (o.provider, o.field, o.slot) = ({})"""
-SWAPS = {
-    "two providers": SWAP.format("'beta', 'api_key', 'current'"),
-    "two fields": SWAP.format("'acme', 'password', 'current'"),
-    "two slots": SWAP.format("'acme', 'api_key', 'previous'"),
-    "one byte": "update tallybook.provider_secret set ciphertext = set_byte(ciphertext, 0, get_byte(ciphertext, 0) # 1)"
-    " where provider = 'acme' and field = 'api_key' and slot = 'current'",
-    "the provider's name": "delete from tallybook.provider_secret where provider = 'acme';"
-    " update tallybook.provider_secret set provider = 'acme'",
-}
 
 
-@pytest.mark.parametrize("swap", SWAPS, ids=str)
+@pytest.mark.parametrize(
+    "swap",
+    [
+        pytest.param(SWAP.format("'beta', 'api_key', 'current'"), id="two providers"),
+        pytest.param(SWAP.format("'acme', 'password', 'current'"), id="two fields"),
+        pytest.param(SWAP.format("'acme', 'api_key', 'previous'"), id="two slots"),
+        pytest.param(
+            "update tallybook.provider_secret set ciphertext = set_byte(ciphertext, 0, get_byte(ciphertext, 0) # 1)"
+            " where provider = 'acme' and field = 'api_key' and slot = 'current'",
+            id="one byte",
+        ),
+        pytest.param(
+            "delete from tallybook.provider_secret where provider = 'acme';"
+            " update tallybook.provider_secret set provider = 'acme'",
+            id="the provider's name",
+        ),
+    ],
+)
 async def test_a_swapped_ciphertext_is_refused(app: App, db: Any, swap: str) -> None:
     """S1-13: a ciphertext moved to another provider, field or slot in the table, or altered, is one clear error."""
     for name, field in (("acme", "api_key"), ("acme", "password"), ("beta", "api_key")):
@@ -122,7 +130,7 @@ async def test_a_swapped_ciphertext_is_refused(app: App, db: Any, swap: str) -> 
         await app.providers.set_secret(name, field, f"{CANARY} of {name} {field}")
     await app.providers.set_secret("acme", "api_key", CANARY)
     assert all(tested.problem is None for tested in await app.providers.test("acme"))
-    db.execute(SWAPS[swap])
+    db.execute(swap)
     with pytest.raises(
         SecretError, match="secret 'api_key' of provider 'acme': it cannot be decrypted with key 'k1'"
     ) as refused:
