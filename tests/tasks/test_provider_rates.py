@@ -17,14 +17,6 @@ from tallybook.testing import drain, travel
 HOUR = timedelta(hours=1)
 
 
-class TooMany(Exception):
-    """Like the errors of HTTP libraries: the response has the status and the headers."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"status {status}")
-        self.response = type("Response", (), {"status_code": status, "headers": {"retry-after": "1800"}})()
-
-
 @pytest.fixture
 def limited(app: App, dsn: str, db: Any) -> App:
     """The app with a provider acme, limited to one call an hour, all of it in rows."""
@@ -75,6 +67,14 @@ def test_a_handler_takes_a_turn_of_its_provider(limited: App, dsn: str, db: Any)
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_429_puts_the_provider_off(limited: App, dsn: str, db: Any, plain: bool) -> None:
     """S1-19: a 429 delays the provider's limits by its Retry-After; the attempt is no failure."""
+
+    class TooMany(Exception):
+        """Like the errors of HTTP libraries: the response has the status and the headers."""
+
+        def __init__(self, status: int) -> None:
+            super().__init__(f"status {status}")
+            self.response = type("Response", (), {"status_code": status, "headers": {"retry-after": "1800"}})()
+
     limited.rate_limits.set("provider:acme", 600, per="1 min").sync(db)
 
     @limited.task

@@ -213,20 +213,22 @@ def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: H
     assert sorted(got.path for got in endpoint.got) == sorted(f"/{status}" for status in every)
 
 
-def test_a_slow_endpoint_is_left_after_the_timeout(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """A call that exceeds the provider's timeout fails and is retried."""
-    serving(app, acme(endpoint, timeout="300 ms"))
-    endpoint.reply(Reply(held=True))
-    found = run(LATER.enqueue_sync(db, "acme", BODY))
-    assert found.state == "retrying" and "within 0.3 s" in found.last_error
+@pytest.mark.parametrize(
+    ("timeout", "said", "reply"),
+    [("300 ms", "within 0.3 s", Reply(held=True)), (0.5, "within 0.5 s", Reply(body=b"x" * 10_000, trickling=True))],
+    ids=["slow", "trickling"],
+)
+def test_a_slow_endpoint_is_left_after_the_timeout(
+    app: App, run: Run, db: Any, endpoint: HttpServer, timeout: Any, said: str, reply: Reply
+) -> None:
+    """A call that exceeds the provider's timeout fails and is retried.
 
-
-def test_an_endpoint_that_trickles_is_left_after_the_timeout(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """The timeout is for the whole call, so an answer that comes byte by byte holds a slot no longer."""
-    serving(app, acme(endpoint, timeout=0.5))
-    endpoint.reply(Reply(body=b"x" * 10_000, trickling=True))
+    The timeout is for the whole call, so an answer that comes byte by byte holds a slot no longer.
+    """
+    serving(app, acme(endpoint, timeout=timeout))
+    endpoint.reply(reply)
     found = run(LATER.enqueue_sync(db, "acme", BODY))
-    assert found.state == "retrying" and "within 0.5 s" in (found.last_error or "")
+    assert found.state == "retrying" and said in (found.last_error or "")
 
 
 def test_an_answer_that_breaks_off_is_no_success(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
