@@ -475,21 +475,17 @@ def forwarding(
     @app.task(queue="parse")
     async def parse(url: str, size: int) -> None: ...
 
-    if plain:
-
-        @app.task(queue="fetch", atomic=True, max_attempts=2)
-        def fetch(tx: psycopg.Connection[Any], url: str) -> Any:
-            parse.subject(url).upsert(url, size=3).sync(tx)
-            return _says(outcomes[url])()
-
-        return app, fetch, parse
+    @app.task(queue="fetch", atomic=True, max_attempts=2)
+    def fetch(tx: psycopg.Connection[Any], url: str) -> Any:
+        parse.subject(url).upsert(url, size=3).sync(tx)
+        return _says(outcomes[url])()
 
     @app.task(queue="fetch", atomic=True, max_attempts=2)
     async def fetch_async(tx: psycopg.AsyncConnection[Any], url: str) -> Any:
         await parse.subject(url).upsert(url, size=3).on(tx)
         return _says(outcomes[url])()
 
-    return app, fetch_async, parse
+    return app, fetch if plain else fetch_async, parse
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
