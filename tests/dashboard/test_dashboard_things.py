@@ -13,11 +13,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import httpx2
 import psycopg
 import pytest
 
-from support.dashboard import audits
+from support.dashboard import Visitor, audits, visiting
 from support.roles import house
 from support.waiting import wait_until
 from tallybook import App
@@ -32,7 +31,6 @@ from tallybook.web import Site, dashboard
 PAGES = ("/schedules", "/workers", "/limits", "/providers", "/maintenance", "/audit")
 EVIL = "<img src=x onerror=alert(1)>'\"&amp;"
 CANARY = "canary-b7f1e6d2"
-TOKEN = re.compile(r'name="token" value="([^"]+)"')
 NOW = datetime(2031, 5, 1, 12, tzinfo=UTC)
 
 
@@ -55,20 +53,18 @@ def app(dsn: str) -> App:
 class Seen:
     """One viewer."""
 
-    def __init__(self, http: httpx2.AsyncClient) -> None:
-        self.http = http
+    def __init__(self, visitor: Visitor) -> None:
+        self.visitor = visitor
 
     async def page(self, path: str, status: int = 200) -> str:
-        found = await self.http.get(path)
-        assert found.status_code == status, (path, found.status_code, found.text[-600:])
+        found = await self.visitor.get(path)
+        assert found.status == status, (path, found.status, found.text[-600:])
         return found.text
 
     async def act(self, path: str, status: int = 303, **form: str) -> str:
         """Post a form; return the notice on the next page."""
-        token = TOKEN.search(await self.page("/limits"))
-        form["token"] = token[1] if token else "none"
-        found = await self.http.post(path, data={"back": "/audit", **form})
-        assert found.status_code == status, (path, found.status_code, found.text[-600:])
+        found = await self.visitor.post(path, **{"back": "/audit", **form})
+        assert found.status == status, (path, found.status, found.text[-600:])
         if status != 303:
             return found.text
         said = re.search(r'<div class="notice \w+"[^>]*>(.*?)</div>', await self.page("/audit"), re.S)
@@ -79,12 +75,11 @@ class Seen:
 @asynccontextmanager
 async def seeing(app: App, dsn: str, *, read_only: bool = False) -> AsyncIterator[Seen]:
     site: Site = dashboard(app, dsn=dsn, read_only=read_only)
-    transport = httpx2.ASGITransport(app=site, client=("127.0.0.1", 1))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        try:
-            yield Seen(http)
-        finally:
-            await site.aclose()
+    try:
+        async with visiting(site, raises=True) as visitor:
+            yield Seen(visitor)
+    finally:
+        await site.aclose()
 
 
 @pytest.fixture
