@@ -17,6 +17,7 @@ from support import canary
 from support.canary_forms import CANARY, CONTROL, FORBIDDEN, FORMER, KEY, KEYS, MOVED, found_in
 from support.cli import Command, invoke
 from support.clusters import cluster
+from support.database import dump
 from support.paths import TESTS
 from support.waiting import wait_until
 from tallybook import App
@@ -43,25 +44,6 @@ provider add beta --kind x --secret-env x={canary}
 provider add beta --kind x --secret-env {canary}
 job list
 dead list"""
-
-
-def dump(db: Any) -> str:
-    """Every row of every table and view of the schema as text, with bytea in both of PostgreSQL's formats."""
-    names = db.execute(
-        "select c.oid::regclass::text from pg_class c"
-        " where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'v')"
-    ).fetchall()
-    assert len(names) > 20
-    texts = []
-    for spelling in ("hex", "escape"):
-        db.execute(sql.SQL("set bytea_output = {}").format(spelling))
-        for (name,) in names:
-            schema, _, table = name.rpartition(".")
-            rows = db.execute(
-                sql.SQL("select t::text from {} t").format(sql.Identifier(schema or "tallybook", table.strip('"')))
-            )
-            texts += [row[0] for row in rows]
-    return "\n".join(texts)
 
 
 async def test_the_canary_is_nowhere(dsn: str, db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,25 @@ def call(db: Connection, verb: str, columns: str = "*", **args: Any) -> list[Row
     return db.execute(query, values).fetchall()  # type: ignore[arg-type]
 
 
+def dump(db: Connection) -> str:
+    """Return every row of every table and view of the schema as text, with bytea in both of PostgreSQL's formats."""
+    names = db.execute(
+        "select c.oid::regclass::text from pg_class c"
+        " where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'v')"
+    ).fetchall()
+    assert len(names) > 20
+    texts = []
+    for spelling in ("hex", "escape"):
+        db.execute(sql.SQL("set bytea_output = {}").format(spelling))
+        for (name,) in names:
+            schema, _, table = name.rpartition(".")
+            rows = db.execute(
+                sql.SQL("select t::text from {} t").format(sql.Identifier(schema or "tallybook", table.strip('"')))
+            )
+            texts += [row[0] for row in rows]
+    return "\n".join(texts)
+
+
 @contextmanager
 def fresh(server: Any, template: str) -> Iterator[str]:
     """Make a database from this template, yield its conninfo and drop it at the end."""

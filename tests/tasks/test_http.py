@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
+from support.database import dump
 from support.outside import LOOPBACK, HttpServer, Reply, Request, provider, serving
 from tallybook import App, Constant, JobInfo
 from tallybook._model.provider import Secret
@@ -144,17 +145,6 @@ def test_calls_that_fail_for_good_or_for_now(app: App, dsn: str, db: Any, endpoi
         assert (found.state, words in (found.last_error or "")) == (state, True), (given, found.last_error)
 
 
-def everything(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> str:
-    """Everything in the database and the log, as text."""
-    tables = db.execute(
-        "select table_name from information_schema.tables"
-        " where table_schema = 'tallybook' and table_type = 'BASE TABLE'"
-    ).fetchall()
-    found = [str(db.execute(f"select t::text from tallybook.{name} t").fetchall()) for (name,) in tables]  # noqa: S608
-    found += [f"{record.getMessage()} {record.__dict__}" for record in caplog.records]
-    return "\n".join(found)
-
-
 def leaks(app: App, dsn: str, db: Any, endpoint: HttpServer, caplog: pytest.LogCaptureFixture) -> list[str]:
     """The secrets that are found after calls to endpoints that echo all input, succeed, fail or do not exist."""
     caplog.set_level(logging.DEBUG)
@@ -193,7 +183,7 @@ def leaks(app: App, dsn: str, db: Any, endpoint: HttpServer, caplog: pytest.LogC
     assert report.completed >= 5 and report.retrying >= 6 and report.dead >= 1
     assert any(token in got.headers.get("authorization", "") for got in endpoint.got)
     assert any("c4n4ryInTheUrl" in got.path and token in got.path for got in endpoint.got)
-    found = everything(dsn, db, caplog)
+    found = "\n".join([dump(db), *(f"{record.getMessage()} {record.__dict__}" for record in caplog.records)])
     assert "echo" in found and "status 500" in found
     encoded = base64.b64encode(CANARY.encode()).decode()
     hidden = (token, "c4n4ryInTheUrl", signing.removeprefix("whsec_"), CANARY, encoded)
