@@ -331,14 +331,10 @@ def hostile(at: House) -> Connection:
     return conn
 
 
-def statements() -> list[str]:
-    return [one for one in RUN.split(";\n") if one]
-
-
 def test_a_hostile_search_path_has_no_effect(at: House) -> None:
     """S10: operators, built-ins and temporary tables before pg_catalog in the caller's search_path change nothing."""
     conn = hostile(at)
-    for statement in statements():
+    for statement in filter(None, RUN.split(";\n")):
         conn.execute(statement.encode())
     assert conn.execute("select state from tallybook.job where id operator(pg_catalog.=) 1").fetchone() == (
         "completed",
@@ -354,7 +350,7 @@ def test_control_without_the_search_path_it_has(at: House) -> None:
         if definer:
             at.db.execute(f"alter function {call} reset search_path".encode())
     wrong = []
-    for statement in statements():
+    for statement in filter(None, RUN.split(";\n")):
         try:
             conn.execute(statement.encode())
         except psycopg.Error as error:
