@@ -7,8 +7,6 @@ With TALLYBOOK_TEST_POOLER, the DSN of a PgBouncer in transaction mode in front 
 (`tools/run_tests.py --pooled`). Tests marked `direct(reason)` are then skipped, with their reason.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import secrets

@@ -1,7 +1,5 @@
 """The demo, run as a user runs it: a separate process, of which nothing may be left."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import os

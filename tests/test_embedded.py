@@ -1,7 +1,5 @@
 """The manager of a real PostgreSQL: real servers, real processes, real signals."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import multiprocessing

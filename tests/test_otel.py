@@ -1,7 +1,5 @@
 """OpenTelemetry: traces from the enqueue to the handler, metrics by the conventions, and no cost when it is off."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

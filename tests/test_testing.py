@@ -1,7 +1,5 @@
 """The helpers for users' tests, as a user's test uses them, on a real PostgreSQL."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

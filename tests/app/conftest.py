@@ -1,7 +1,5 @@
 """Every kind of connection that a user may have, to one database."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

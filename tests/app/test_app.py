@@ -1,7 +1,5 @@
 """The App and its tasks: checks at declaration, options, keys, and the App's own connections."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """A verb can be awaited, run on a connection, or run without an event loop; an App shows few names."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from typing import Any

@@ -1,7 +1,5 @@
 """Circuit breakers in Python, in running workers and on the command line. sql/test_circuits.py covers the rules."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from functools import partial

@@ -1,7 +1,5 @@
 """The catalogue of tasks: what workers register, and what users see of it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The counters in Python and on the command line, and after a move to another cluster."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

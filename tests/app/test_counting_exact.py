@@ -1,7 +1,5 @@
 """The counters are exact while processes commit, roll back, crash and cancel: a recount agrees at every moment."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

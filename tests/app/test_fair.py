@@ -1,7 +1,5 @@
 """Fairness in Python and in running workers. sql/test_fairness.py covers the rounds."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """Fan-out and fan-in: many jobs by one call, and a job that runs when others have ended."""
 
-from __future__ import annotations
-
 import signal
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Lists of jobs in Python and on the command line, and verbs on the listed jobs."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

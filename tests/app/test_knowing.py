@@ -1,7 +1,5 @@
 """why, trace and links in Python and on the command line; tests/sql covers each case of the verbs."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

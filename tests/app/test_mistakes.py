@@ -1,7 +1,5 @@
 """Mistakes that raise a clear error or are logged, instead of passing silently."""
 
-from __future__ import annotations
-
 import logging
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Jobs are enqueued on the node of their data, in its transaction, by every driver and by SQL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Verbs on jobs follow an id to its node, from the app's own database and from a handler on another node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Options of one job and verbs on many: key conflicts, order keys, expiry, dead letters, cancel by filter."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Every kind of connection that a user may have: one call on it, inside the user's own transaction."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any

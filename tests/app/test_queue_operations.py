@@ -1,7 +1,5 @@
 """Queues in Python, in running workers and on the command line. sql/test_queues.py covers the verbs."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

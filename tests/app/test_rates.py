@@ -1,7 +1,5 @@
 """Rate limits in Python, in running workers and on the command line. sql/test_rate_limits.py covers the rules."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

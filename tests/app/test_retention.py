@@ -1,7 +1,5 @@
 """History in a running worker, in Python and on the command line."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Subjects in Python: how handlers end an iteration, in drains and real workers, beside producers."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Subjects from every kind of connection that a user may have, inside the user's own transaction."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The chaos harness itself: a good run passes, and a run without one of the fences fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

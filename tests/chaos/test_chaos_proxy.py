@@ -1,7 +1,5 @@
 """The fault proxy of the chaos harness, before a real server: each fault does exactly what its name says."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -1,7 +1,5 @@
 """The command line: input, output and exit codes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

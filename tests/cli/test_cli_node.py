@@ -1,7 +1,5 @@
 """tallybook node: commands for several databases of one app, and reports of a node's faults."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

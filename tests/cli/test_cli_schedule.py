@@ -1,7 +1,5 @@
 """tallybook schedule: list, show, next, set, pause, resume, drop, run."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import timedelta

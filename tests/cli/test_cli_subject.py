@@ -1,7 +1,5 @@
 """tallybook subject: input, output and exit codes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shlex

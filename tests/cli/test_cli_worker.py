@@ -1,7 +1,5 @@
 """tallybook worker: real processes, real signals, and mistakes in -A."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """tallybook dev: a database, a worker and reloads of the code; and nothing left behind."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """Mistakes that a newcomer makes: each gives one clear line, with what to do, and no traceback."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

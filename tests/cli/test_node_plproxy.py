@@ -1,7 +1,5 @@
 """PL/Proxy on Debian's PostgreSQL 15: the output of `tallybook node plproxy`, run in a proxy database for 3 nodes."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from typing import Any

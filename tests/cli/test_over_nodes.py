@@ -1,7 +1,5 @@
 """`--nodes`: one command over three databases, with one of them away."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

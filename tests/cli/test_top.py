@@ -1,7 +1,5 @@
 """`tallybook top`: what it reads, how it shows it, and that it leaves the terminal as it was."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """Integrations with FastAPI, Flask and SQLAlchemy: their pages run as written, and their promises hold."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

@@ -1,7 +1,5 @@
 """A Django project, made from docs/django.md: its tests, its checks, its commands, its workers."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The admin and the dashboard in docs/django.md's project: by Django's test client, real servers and a browser."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

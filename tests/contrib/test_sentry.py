@@ -1,7 +1,5 @@
 """Sentry: a failure is one event with its job, one trace covers enqueue and handler, and no args are sent."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Access to the dashboard: from this machine only, with a password, or through the host's own hook."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

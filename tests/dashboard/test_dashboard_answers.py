@@ -1,7 +1,5 @@
 """What every answer of the dashboard has in common, and that no request makes it fail or reveal too much."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing
 from pathlib import Path

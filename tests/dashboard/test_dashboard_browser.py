@@ -3,8 +3,6 @@
 Each page and each action is visited; anything that the browser refuses, logs to its console, or runs from a text fails.
 """
 
-from __future__ import annotations
-
 import http.server
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """Which actions the dashboard allows, from which forms, and that no text in its answers is run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

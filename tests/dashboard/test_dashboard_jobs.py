@@ -1,7 +1,5 @@
 """The dashboard's pages of jobs, dead letters and subjects: what they show of a job, and what their forms do."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import AsyncIterator

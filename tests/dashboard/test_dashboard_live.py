@@ -1,7 +1,5 @@
 """The live view: one poller for all viewers, none without viewers, and behavior when something goes away."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """The dashboard inside other applications: Starlette, FastAPI and Django, below a path, with their own logins."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """The dashboard of several nodes: one view of all, ids that lead to their nodes, and behavior while one is away."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

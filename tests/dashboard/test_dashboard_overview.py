@@ -1,7 +1,5 @@
 """The overview and the charts: consistent numbers, tiles that link to what they count, and the doctor's findings."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Pages, lists and metrics from a real hot standby; actions go to the primary, and lag or loss is shown."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterator

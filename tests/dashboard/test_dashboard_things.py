@@ -1,7 +1,5 @@
 """The dashboard's pages for schedules, workers, limits, providers, maintenance and audit, through an ASGI client."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

@@ -1,7 +1,5 @@
 """The dashboard's /metrics, /healthz and /readyz: the database's numbers, who may read them, and few queries."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Fixtures for the tests of the database's rights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

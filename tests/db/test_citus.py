@@ -1,7 +1,5 @@
 """Citus: orders and jobs of a tenant on one node, in one transaction. Needs a Citus: see tools/citus.py."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the tests stand on: a database that a test has used is as a new one for the next test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

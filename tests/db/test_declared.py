@@ -1,7 +1,5 @@
 """Verbs between Python and SQL: each declaration fits its function, and only declared functions are called."""
 
-from __future__ import annotations
-
 import ast
 import re
 from importlib import import_module

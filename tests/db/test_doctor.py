@@ -1,7 +1,5 @@
 """The doctor: each problem is made for real, found with advice, and gone once the advice is followed: the control."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """No stored value breaks a reader: hostile rows, written by SQL, are read through every page, command and answer."""
 
-from __future__ import annotations
-
 import copy
 import json
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Migrations under load, and programs that meet a schema of another version."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Moving from Celery, RQ, Procrastinate and PgQueuer: equivalents run, and open jobs move out of the real packages."""
 
-from __future__ import annotations
-
 import fcntl
 import inspect
 import os

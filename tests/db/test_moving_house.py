@@ -1,7 +1,5 @@
 """A database that moves to another cluster keeps every job. Real dumps, real restores, real workers."""
 
-from __future__ import annotations
-
 import random
 import signal
 import threading

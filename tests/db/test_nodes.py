@@ -1,7 +1,5 @@
 """Where an app's nodes are listed, which node a key or an id leads to, and one query to all nodes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """An older release's worker and producers on a newer schema, as in a deploy of a new release."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

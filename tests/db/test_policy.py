@@ -1,7 +1,5 @@
 """The action for each error of the database, by SQLSTATE, and the wait between tries."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Roles: the rights to every function, view and table, checked against PostgreSQL's catalog."""
 
-from __future__ import annotations
-
 import re
 
 import psycopg

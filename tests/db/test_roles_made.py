@@ -1,7 +1,5 @@
 """`tallybook roles`: run again, kept by migrations, run by an owner who may not create roles, and revoked."""
 
-from __future__ import annotations
-
 import pytest
 
 from support.broken import source

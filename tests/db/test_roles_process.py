@@ -1,7 +1,5 @@
 """Real programs that connect with only their role: a worker process, a drain, an enqueuing app, the command line."""
 
-from __future__ import annotations
-
 import re
 import signal
 from datetime import timedelta

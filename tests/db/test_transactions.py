@@ -1,7 +1,5 @@
 """Connections of atomic tasks: libpq connection strings for asyncpg, and the kinds of errors."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 

@@ -1,7 +1,5 @@
 """The docs are checked against the code: examples run, names exist, lists are complete."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """make docs: the site has every page, the reference is whole, a mistake fails the build, nothing loads from outside."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

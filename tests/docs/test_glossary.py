@@ -3,8 +3,6 @@
 tools/words.py, which `make check` runs, finds odd words and long sentences.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Programs of the docs print what their page shows: each recipe of docs/recipes.md, and those of other pages."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/running.md and the files for other programs have the formats of those programs, and fit the code."""
 
-from __future__ import annotations
-
 import asyncio
 import configparser
 import json

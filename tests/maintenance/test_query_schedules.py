@@ -1,7 +1,5 @@
 """Query-driven schedules: the results of their ticks, even if a query is slow, wrong or fired twice."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

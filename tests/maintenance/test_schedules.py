@@ -1,7 +1,5 @@
 """Schedules: one fire per tick, the overlap guard, missed ticks and run now, with clocks that the test sets."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

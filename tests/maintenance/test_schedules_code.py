@@ -1,7 +1,5 @@
 """Schedules in code, problems with schedules, and the workers that fire them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

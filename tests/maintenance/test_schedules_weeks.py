@@ -1,7 +1,5 @@
 """Weeks of virtual time across changes of the UTC offset, while clocks start and die and the app is upgraded."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """The services in running workers, in Python and on the command line."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from contextlib import AsyncExitStack

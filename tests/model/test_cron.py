@@ -1,7 +1,5 @@
 """Ticks: as cronsim gives them in one uninterrupted iteration, from any start; intervals; unreadable expressions."""
 
-from __future__ import annotations
-
 import random
 from bisect import bisect_right
 from collections.abc import Callable

@@ -5,8 +5,6 @@
 Negative controls remove one guard at a time: each removal breaks a promise.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

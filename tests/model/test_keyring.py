@@ -1,7 +1,5 @@
 """Keys and encryption (_model/keyring.py)."""
 
-from __future__ import annotations
-
 import base64
 import os
 import sys

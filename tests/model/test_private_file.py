@@ -1,7 +1,5 @@
 """Permissions that keep a file with secrets private."""
 
-from __future__ import annotations
-
 import os
 import stat
 

@@ -1,7 +1,5 @@
 """A worker's plan for a due schedule: the ticks to fire, the ticks to count as missed, and the next tick."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any

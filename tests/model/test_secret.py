@@ -1,7 +1,5 @@
 """A secret is shown only to code that asks for it by name (_model/provider.py)."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """The audit and the nonces of signed requests: what is kept, refused and swept."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta

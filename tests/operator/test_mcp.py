@@ -1,7 +1,5 @@
 """`tallybook mcp`, called by the client of the MCP SDK: what an agent sees and may do."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

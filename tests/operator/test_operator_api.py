@@ -1,7 +1,5 @@
 """The operator API: each verb, its audit row, and what is hidden from a key without the scope admin."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The package's client of the operator API, against a real server and against servers that answer badly."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

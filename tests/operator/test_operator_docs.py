@@ -1,7 +1,5 @@
 """docs/operator-api.md is checked against the API: its clients run, its tables and the document are complete."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """schemathesis, an API fuzzer, finds no defect in the operator API except deliberate ones."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

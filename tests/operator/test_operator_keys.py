@@ -1,7 +1,5 @@
 """The keys of the operator API: the file, its permissions, the command that makes a key, and limits to some queues."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import tomllib

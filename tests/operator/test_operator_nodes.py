@@ -1,7 +1,5 @@
 """The operator API over several nodes: combined lists, ids that lead to their node, and the `node` parameter."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The operator API serves only a request that was signed exactly so, now, with a key that may make it."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

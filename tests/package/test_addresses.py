@@ -1,7 +1,5 @@
 """The project's address, the pages that installed users are sent to, and the extras."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

@@ -1,7 +1,5 @@
 """The modules of the package: no import cycle, not even for types, no long function. import-linter checks layers."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """make matrix: its cells, the row of a cell that cannot run, and the exit code after a failure."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

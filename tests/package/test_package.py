@@ -3,8 +3,6 @@
 pip needs an index here. Without one these tests fail with pip's message; they are never skipped.
 """
 
-from __future__ import annotations
-
 import re
 import tarfile
 import zipfile

@@ -1,7 +1,5 @@
 """A user's type checker on right and wrong calls of a task."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

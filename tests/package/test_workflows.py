@@ -1,7 +1,5 @@
 """GitHub's workflows fit the package. `make check` checks their syntax."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A known secret passes through a real worker, the database, its server and the command line, and none shows it."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import signal

@@ -1,7 +1,5 @@
 """Rotation of keys while workers run: no read fails, and no new secret is lost."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Generator
 from functools import partial

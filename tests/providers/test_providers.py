@@ -1,7 +1,5 @@
 """app.providers: the registry, its cache, its keys, and handlers that use it."""
 
-from __future__ import annotations
-
 import asyncio
 from multiprocessing import get_context
 from typing import Any

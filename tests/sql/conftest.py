@@ -1,7 +1,5 @@
 """Fixtures of the core's tests."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cancels of dead letters by a person: the job ends as cancelled, is recorded and shown so, and is not dead."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

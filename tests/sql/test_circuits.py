@@ -1,7 +1,5 @@
 """Circuit breakers in SQL: too many failures open them, a probe closes them, and no job is lost on the way."""
 
-from __future__ import annotations
-
 import random
 from datetime import datetime, timedelta
 from typing import Any, cast

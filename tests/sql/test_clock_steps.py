@@ -1,7 +1,5 @@
 """The server's clock steps back or forward: delays keep their length, and everything continues."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any

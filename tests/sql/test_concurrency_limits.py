@@ -1,7 +1,5 @@
 """Concurrency limits in SQL: running jobs never exceed the limit, however attempts end, and waiting jobs continue."""
 
-from __future__ import annotations
-
 import random
 from datetime import datetime
 from typing import Any, LiteralString, cast

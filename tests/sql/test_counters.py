@@ -1,7 +1,5 @@
 """The counters in SQL: the effect of each verb, a recount after each, and the cost of reading them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta

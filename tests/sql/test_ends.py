@@ -1,7 +1,5 @@
 """Ends of jobs: in a user's transaction, with a result, by expiry, with on_dead; dead letters; cancel_many."""
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """enqueue_from: the jobs that a query enqueues, and the queries and rows that it refuses."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

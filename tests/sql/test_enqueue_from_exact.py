@@ -1,7 +1,5 @@
 """enqueue_from enqueues exactly what enqueue would, row by row: in any state of the queue, beside other producers."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterator

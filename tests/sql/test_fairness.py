@@ -1,7 +1,5 @@
 """Fairness in SQL: jobs of many keys are released in rounds, and keys that are known to be gone cost nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """The fire of a tick in SQL: the guards that let one clock fire it, stale plans, and query plans of the clock."""
 
-from __future__ import annotations
-
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Faults in the SQL that the explicit-state model (tests/support/protocol_model.py) found, on the real server."""
 
-from __future__ import annotations
-
 from uuid import uuid4
 
 import psycopg

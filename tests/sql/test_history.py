@@ -1,7 +1,5 @@
 """History is pruned by ranges of transaction ids: what goes, what stays, and that nobody waits for it."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The sweep of small tables that grow with history: old rows go in batches, and rows in use stay."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 import psycopg

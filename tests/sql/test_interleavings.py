@@ -5,8 +5,6 @@ whose transaction committed has ended exactly once, one that rolled back was nev
 twice.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

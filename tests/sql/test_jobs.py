@@ -1,7 +1,5 @@
 """The view job and lists of it: lists by filter, compared with the view; verbs for many jobs; the times of a job."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime, timedelta
 from typing import Any

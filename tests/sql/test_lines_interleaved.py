@@ -4,8 +4,6 @@ Each schedule has its own queue and keys. Starts and ends are recorded as a prog
 after its answer, an end before its commit is sent, so each overlap that is found is real.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from uuid import UUID

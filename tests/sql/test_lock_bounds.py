@@ -1,7 +1,5 @@
 """Locks per transaction: a server has room for a few thousand, which all its databases and connections share."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A claim of many lanes: its order, its exactness, and the lanes that it looks at."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import psycopg

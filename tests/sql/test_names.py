@@ -1,7 +1,5 @@
 """Names that the server accepts: people can type and see them, and the pages find them again."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import psycopg

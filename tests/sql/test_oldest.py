@@ -1,7 +1,5 @@
 """The time since which a queue's oldest job could run, for pages and metrics."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

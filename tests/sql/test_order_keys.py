@@ -1,7 +1,5 @@
 """Order keys: jobs with one key run one at a time, in the order in which they came into line."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

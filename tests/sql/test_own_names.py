@@ -1,7 +1,5 @@
 """Subjects in queues with own names: the same name of one task exists in two queues at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import psycopg

@@ -1,7 +1,5 @@
 """Jobs that wait for parents: when they start, when they are cancelled, and what they receive."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

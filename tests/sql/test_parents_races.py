@@ -1,7 +1,5 @@
 """Parents that end at the same moment in open transactions: no child waits forever, starts early or starts twice."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

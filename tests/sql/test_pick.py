@@ -1,7 +1,5 @@
 """pick: a claim for callers that keep no state, in SQL alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any

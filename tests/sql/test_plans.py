@@ -6,8 +6,6 @@ and explain (analyze, buffers) how many pages a whole call touched. If the serve
 plans themselves are read too, mainly for JIT.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

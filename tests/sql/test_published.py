@@ -3,8 +3,6 @@
 Every test runs with the tables of the schema published (see conftest.py), and so do all verbs and services.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import psycopg

@@ -1,7 +1,5 @@
 """Truncating a queue: all its jobs are cancelled, in bulk, and none is lost, run after its end, or ended twice."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

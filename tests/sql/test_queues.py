@@ -1,7 +1,5 @@
 """Queues: settings, retention classes, pause and resume, drop, top, and transitions on a channel."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Rate limits in SQL: at most N calls in any window, in order, whoever asks, at a time that the test sets."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """rebase, in SQL alone, on databases that were restored from a real dump of another cluster."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Cancel, retry and unique keys are in test_review_cancel.py.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Any, LiteralString, NamedTuple

@@ -3,8 +3,6 @@
 All others are in test_review.py.
 """
 
-from __future__ import annotations
-
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
 

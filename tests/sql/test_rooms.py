@@ -1,7 +1,5 @@
 """Dependencies of rooms: lower rooms call few functions of the parts; parts name neither each other nor read or ops."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Providers and routes in SQL."""
 
-from __future__ import annotations
-
 import itertools
 from datetime import UTC, datetime
 from typing import Any

@@ -5,8 +5,6 @@ full: a table that was vacuumed while it was empty counts as one page with no ro
 index is as cheap as the right one, and a worker's session keeps that choice.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, LiteralString
 

@@ -1,7 +1,5 @@
 """Services: one worker claims each run and records it, nothing delays it long, and services_due names what is due."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import psycopg

@@ -1,7 +1,5 @@
 """A stored procedure that a form's endpoint calls: it keeps the submission, whatever happens to the job."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import psycopg

@@ -1,7 +1,5 @@
 """Subjects for producers: push, append, upsert, their bulk forms, forget, and the views."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Subjects for workers: how an iteration ends, what is counted, what is rescued, and versions side by side."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4

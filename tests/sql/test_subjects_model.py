@@ -4,8 +4,6 @@ The model is a dict of documents with a state, args, iterations, failures and a 
 one thing about ours: a job in its lane that is moved to later stays in the lane until promote runs (`lined`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from dataclasses import dataclass

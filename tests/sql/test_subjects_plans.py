@@ -3,8 +3,6 @@
 The server's own counters measure it, as in test_plans.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Promises to producers and the args at the starts are recorded as a program outsi
 answer, a promise after its commit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4

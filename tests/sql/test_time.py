@@ -1,7 +1,5 @@
 """Time is an argument: tests pass another time, and nothing sleeps."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 

@@ -1,7 +1,5 @@
 """trace: the history of a subject, a unique key, links or a job across queues; and links on every path of a job."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """The traps of design/ledger.md, "Traps already found", each by its number: no old fault comes back."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Conflicts of unique keys: what the producer gets and what the key's job becomes, whatever transactions are open."""
 
-from __future__ import annotations
-
 from typing import Any, LiteralString
 
 import psycopg

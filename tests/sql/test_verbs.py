@@ -1,7 +1,5 @@
 """Each verb as a user calls it: plain SQL on a psycopg connection."""
 
-from __future__ import annotations
-
 import json
 import threading
 import uuid

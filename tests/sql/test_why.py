@@ -1,7 +1,5 @@
 """why: each reason why a job does not run, created for real, then removed, with the answer after each step."""
 
-from __future__ import annotations
-
 import random
 from datetime import datetime, timedelta
 from typing import Any

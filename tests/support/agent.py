@@ -1,7 +1,5 @@
 """An agent: the client of the MCP SDK, connected to a server in this process or to `tallybook mcp` over stdio."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A worker in SQL that requests permits of limits, at times that the test sets."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """One atomic task per library. Each writes, enqueues a follow-up job, and then does what the test sets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

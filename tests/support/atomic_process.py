@@ -3,8 +3,6 @@
 Its option `die` is the point where it kills itself, at the first atomic job that reaches it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The kinds of connections that users have, with one interface for tests."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import uuid

@@ -1,7 +1,5 @@
 """An app with handlers that treat a provider carelessly. As a control, its settings have a text that may be seen."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The known values of the canary tests, and all forms in which they could leak."""
 
-from __future__ import annotations
-
 import base64
 import json
 from urllib.parse import quote

@@ -1,7 +1,5 @@
 """Seeds of the random tests, and the number of their tries."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

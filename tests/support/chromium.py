@@ -3,8 +3,6 @@
 `browser()` starts one with its own profile in a temporary directory, and ends it and its driver after the block.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """The command line in child processes, whose output is read while they run, and which are always killed at the end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

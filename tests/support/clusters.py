@@ -6,8 +6,6 @@
 The embedded servers of the other tests are copies of one cluster and share one identifier.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -7,8 +7,6 @@ Producers record their commits in `ledger_check`, in the jobs' own transactions.
 accepted ends in `ends`. The machine determines the interleaving, the seed the choices.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

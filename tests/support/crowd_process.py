@@ -3,8 +3,6 @@
 Every connection is in autocommit mode, so that the code shows each transaction as begin ... commit.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -1,7 +1,5 @@
 """A visitor of the dashboard without a browser, which keeps cookies, reads pages, follows links and posts forms."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections import Counter

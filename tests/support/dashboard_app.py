@@ -3,8 +3,6 @@
 Its worker process is `tallybook worker -A support.dashboard_app:app`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from datetime import timedelta
 

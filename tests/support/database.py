@@ -1,7 +1,5 @@
 """Helpers of all tests for their database: types of connections, one value, a call, a new database."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

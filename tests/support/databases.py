@@ -5,8 +5,6 @@ are made already, which saves half of a short test's CPU time. If a test has cha
 prepared transaction behind or stored many rows, its database is dropped instead.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Tests of the admin in the project of docs/django.md, run by Django's own runner from test_django_admin.py."""
 
-from __future__ import annotations
-
 import json
 from io import StringIO
 

@@ -1,7 +1,5 @@
 """More tests of the project in docs/django.md, run by Django's own runner from test_django.py in the app shop."""
 
-from __future__ import annotations
-
 import json
 import logging
 from datetime import timedelta

@@ -4,8 +4,6 @@ Tests are replaced if they name another backend, query a database in the thread 
 instant from the caller's and the server's clock.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from django.tasks import task_backends

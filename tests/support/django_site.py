@@ -1,7 +1,5 @@
 """The Django project of docs/django.md in a folder, with its commands and servers."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ name, the state after it, and whether it is progress, a step that the protocol d
 people are no progress: from every state, an end must be reachable by progress alone.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field

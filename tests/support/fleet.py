@@ -1,7 +1,5 @@
 """Several databases of one app: numbered nodes, with the table of nodes in the first."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext

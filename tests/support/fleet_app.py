@@ -1,7 +1,5 @@
 """The application of the fleet's worker processes. Its handlers record their runs in the job's own node."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

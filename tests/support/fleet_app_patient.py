@@ -1,7 +1,5 @@
 """The app of fleet_app in a worker whose claims keep their slots while a server is silent, for a control."""
 
-from __future__ import annotations
-
 from support.fleet_app import app
 from tallybook._worker.claim import claimer, shares
 

@@ -3,8 +3,6 @@
 The child uses the app that it has inherited, and exits normally; the parent continues to use its own. Prints "ok".
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

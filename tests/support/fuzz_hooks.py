@@ -1,7 +1,5 @@
 """Hooks of schemathesis for the operator API: signatures, and texts of its formats."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import requests

@@ -1,7 +1,5 @@
 """A worker in SQL with the steps of a worker in any language: claim, claimed_jobs, admit, start, end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4

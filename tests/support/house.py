@@ -6,8 +6,6 @@ run workers on the new cluster
 assert house.wrongs(new) == []
 """
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import dataclass, field
 from typing import Any

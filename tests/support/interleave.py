@@ -14,8 +14,6 @@ possible order.
     found, played = play(dsn, [first, second], begin, judge, interleavings([3, 2]))
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence

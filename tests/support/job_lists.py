@@ -1,7 +1,5 @@
 """Comparison of job lists with the view job, after any operations and with any filter."""
 
-from __future__ import annotations
-
 import random
 from typing import Any, cast
 

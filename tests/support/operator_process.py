@@ -4,8 +4,6 @@ It prints its port. BREAK adds a fault that a test must find: `answer` sends an 
 defect, `unsigned` does not check signatures.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The outside world on this machine: an HTTP server with set replies, an SMTP server, and a registry in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import subprocess

@@ -1,7 +1,5 @@
 """The pages of the docs: their parts, and runs of their code."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Paths in the repository, and the address of the project."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """PL/Proxy on Debian's PostgreSQL 15."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -3,8 +3,6 @@
 `Pooler` is one process in front of one server; `dsn(...)` returns the DSN of a database through it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

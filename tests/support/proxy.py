@@ -8,8 +8,6 @@ with Proxy(dsn) as proxy:
     proxy.cut_at(b"commit", deliver=False)   # ... and the server never sees it
 """
 
-from __future__ import annotations
-
 import math
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Helpers for tests of jobs from a query."""
 
-from __future__ import annotations
-
 from typing import Any, LiteralString
 
 from support.database import Connection, call

@@ -3,8 +3,6 @@
 `python -m support.releases DSN '{"release": 1, ...}'` is a worker of one release.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """A database whose owner is not a superuser, with roles that have a prefix per test, as roles belong to the cluster."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """The folders of the SQL (core, parts/..., read, ops), and the names of other folders that their functions use."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from importlib import resources

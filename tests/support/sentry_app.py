@@ -3,8 +3,6 @@
 It prints each event that would be sent as one line of JSON, and the results of its jobs at the end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Sessions that wait for each other, and the cost of their statements."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The transaction ids of the cluster `far` are an epoch ahead; those of `near` and
 some ids ahead of `fresh`, the test uses ids up: jobs enqueued on `fresh` can then get ids between those of the dump.
 """
 
-from __future__ import annotations
-
 import secrets
 import signal
 from contextlib import ExitStack

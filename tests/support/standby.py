@@ -1,7 +1,5 @@
 """A primary and a hot standby that streams from it, both embedded servers; the database `shop` has Tallybook."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """A server whose processes are all stopped by SIGSTOP, with open sockets."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

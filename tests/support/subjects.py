@@ -1,7 +1,5 @@
 """Subjects in SQL, for tests: each verb with named arguments, and the rows of the view."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """Clocks in a test's own event loop, with times that the test sets, and a worker in SQL that ends their jobs."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta

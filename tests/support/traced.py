@@ -3,8 +3,6 @@
 It prints each span that it has ended as one line of JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -8,8 +8,6 @@
 The worker is `python -m support.worker_process DSN '{"name": "w1", "lease": 2.0, ...}'`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A worker in the test's own event loop, with short settings, and helpers that wait for its effects."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import os

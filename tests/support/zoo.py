@@ -4,8 +4,6 @@ The worker is `python -m support.zoo DSN '{"lease": 2.0, ...}'`. TALLYBOOK_TEST_
 suspects alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import json

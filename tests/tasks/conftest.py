@@ -1,7 +1,5 @@
 """An app with the ready-made tasks, drained on the test's database."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The task tallybook.email, against a real SMTP server."""
 
-from __future__ import annotations
-
 import socket
 from base64 import b64encode
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Hostile endpoints, servers and args, and what an error tracker sees."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The task tallybook.http: a plain call, whose answer is the job's result."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Ready-made tasks in an app: including them, enqueuing them, and missing libraries."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A mail and an SMS as one job, an SMS alone, and mails from templates."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import timedelta

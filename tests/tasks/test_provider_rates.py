@@ -1,7 +1,5 @@
 """Rate limits of providers: each caller takes a turn at them, and a 429 delays all callers."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any

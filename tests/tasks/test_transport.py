@@ -1,7 +1,5 @@
 """A call may go only to the address that was checked."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The task tallybook.webhook, run by a real worker against real local endpoints; docs/webhooks.md fits the code."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Jobs that a worker must not start yet: an open transaction changes them, or a job of the same key runs."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Atomic tasks: a handler's writes, the jobs that it enqueues and its end are committed together, or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

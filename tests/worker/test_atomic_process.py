@@ -1,7 +1,5 @@
 """One effect per job: atomic tasks in real processes that are killed or stopped and continued, and a killed server."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

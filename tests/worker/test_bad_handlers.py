@@ -4,8 +4,6 @@ Exceptions are tested in test_worker_handlers.py, deadlines in test_deadlines.py
 here a whole worker process survives the handlers, or dies of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time

@@ -1,7 +1,5 @@
 """Tasks with their own process: a job that damages its process affects no other job."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The clock of a live server steps: its workers notice, and everything runs again within 30 s."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

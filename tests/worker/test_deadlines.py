@@ -1,7 +1,5 @@
 """A deadline per attempt: how its handler learns of it, how it ends, and what happens if it does not."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Drain: run all due jobs, once, and return: for routes that cron calls, and for tests."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -1,7 +1,5 @@
 """Exactness of the claim, with real processes: every committed job ends once, a rolled-back one is never seen."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait

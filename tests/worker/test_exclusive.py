@@ -1,7 +1,5 @@
 """`exclusive=` of a task: one job runs at a time on real workers, however enqueued; the second waits or is skipped."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from datetime import timedelta

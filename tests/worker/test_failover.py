@@ -1,7 +1,5 @@
 """The server dies for good and its standby takes over; and the first seconds after a server's start."""
 
-from __future__ import annotations
-
 import time
 from contextlib import ExitStack
 from datetime import timedelta

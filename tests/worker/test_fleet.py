@@ -1,7 +1,5 @@
 """One worker process for several nodes, in the test's own loop: shared slots, divided limits, nodes that are down."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Worker processes of several nodes: killed, stopped, and beside a node whose server hangs, dies or is read-only."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A process forked after the app has opened its connections, and the signals that a worker handles."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

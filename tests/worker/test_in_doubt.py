@@ -1,7 +1,5 @@
 """Ends with an unknown outcome: a connection lost at COMMIT, and `ctx.complete` in a handler's own transaction."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from datetime import timedelta

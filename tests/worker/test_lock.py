@@ -1,7 +1,5 @@
 """`ctx.lock`: one handler at a time holds a name, on real workers, until its block or its session ends."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from datetime import timedelta

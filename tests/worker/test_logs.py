@@ -1,7 +1,5 @@
 """A worker's logging: every line of a job names it, and no value breaks a line."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

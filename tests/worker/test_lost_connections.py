@@ -1,7 +1,5 @@
 """Connections that are lost, silent or refused, in the middle of everything: what continues, and what is logged."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

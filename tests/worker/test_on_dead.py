@@ -1,7 +1,5 @@
 """on_dead: the job that a job's death enqueues, in the same transaction."""
 
-from __future__ import annotations
-
 import signal
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Workers and producers through a real PgBouncer in transaction mode."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import time

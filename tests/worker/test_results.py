@@ -1,7 +1,5 @@
 """Results, progress and checkpoints of jobs, while they run and when they have ended."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Retries: what follows a failure and when, with a real worker or drain on a real PostgreSQL."""
 
-from __future__ import annotations
-
 import itertools
 from datetime import datetime, timedelta
 from types import SimpleNamespace

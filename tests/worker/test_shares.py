@@ -1,7 +1,5 @@
 """The slots of one process, shared by its nodes' workers: none is given twice, none is idle, and no node starves."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

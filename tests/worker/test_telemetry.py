@@ -1,7 +1,5 @@
 """A worker's metrics and probes over HTTP: what they return, and that no client disturbs the worker."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket

@@ -3,8 +3,6 @@
 A test replaces the function that returns the timeline; `make chaos NEMESES=failover` promotes a real standby.
 """
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Versions of args side by side: newer jobs wait for newer workers, older args are upgraded, old names are found."""
 
-from __future__ import annotations
-
 import json
 import signal
 from datetime import timedelta

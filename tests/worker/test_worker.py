@@ -1,7 +1,5 @@
 """How attempts end, what follows, and when the worker claims: a worker in this process, a real PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

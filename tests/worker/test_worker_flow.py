@@ -1,7 +1,5 @@
 """When a worker claims, waits, is woken, paused, cancelled and stopped, and when its slots rest."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

@@ -1,7 +1,5 @@
 """Handlers: each runs as if it had its own asyncio task and context, and none can harm the worker."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import logging

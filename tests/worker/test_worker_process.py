@@ -1,7 +1,5 @@
 """Workers as real processes, with real signals and a real server that goes away."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
