@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
+from support.database import UNREACHABLE
 from support.fleet import Fleet as Nodes
 from support.fleet import renumber
 from support.fleet_app import TABLES
@@ -26,7 +27,6 @@ from tallybook._worker.settings import WorkerSettings, parse_queues
 from tallybook.errors import ConfigError
 
 NAMES = ("north", "south", "west")
-NOWHERE = "host=127.0.0.1 port=1 dbname=x"
 
 
 @asynccontextmanager
@@ -159,11 +159,11 @@ async def test_slots_are_shared_and_never_exceeded(fleet: Nodes, app: App) -> No
 
 async def test_a_node_that_is_down_holds_up_nobody(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that cannot be reached at the start delays neither the other nodes nor the stop."""
-    monkeypatch.setenv("TALLYBOOK_NODES", f"away={NOWHERE}\nnorth={fleet.dsns[0]}\nsouth={fleet.dsns[1]}")
+    monkeypatch.setenv("TALLYBOOK_NODES", f"away={UNREACHABLE}\nnorth={fleet.dsns[0]}\nsouth={fleet.dsns[1]}")
     for number in (1, 2):
         fleet.run(number, TABLES)
         fleet.enqueue(number, task="note")
-    async with serving(shop, NOWHERE) as (worker, reports):
+    async with serving(shop, UNREACHABLE) as (worker, reports):
         await all_ended(fleet, {1: 1, 2: 1})
         assert sorted(at_work(worker)) == ["north", "south"]
         stopped = time.monotonic()
@@ -396,7 +396,7 @@ async def test_one_port_shows_all_nodes(fleet: Nodes, monkeypatch: pytest.Monkey
     """One port has the metrics of all nodes with the label `node`; an absent node has up 0; the process is ready."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    monkeypatch.setenv("TALLYBOOK_NODES", f"north={fleet.dsns[0]}\nsouth={fleet.dsns[1]}\naway={NOWHERE}")
+    monkeypatch.setenv("TALLYBOOK_NODES", f"north={fleet.dsns[0]}\nsouth={fleet.dsns[1]}\naway={UNREACHABLE}")
     for number in (1, 2):
         fleet.run(number, TABLES)
         fleet.enqueue(number, task="note")
@@ -446,7 +446,7 @@ async def test_a_drain_leaves_out_a_node_that_does_not_answer(
     drained: Any, fleet: Nodes, empty_dsn: str, monkeypatch: pytest.MonkeyPatch, schema: Any
 ) -> None:
     """A node that does not answer, or has no schema or an older one, is reported, and the others are drained."""
-    away = {None: NOWHERE, 0: empty_dsn, "older": fleet.dsns[2]}[schema]
+    away = {None: UNREACHABLE, 0: empty_dsn, "older": fleet.dsns[2]}[schema]
     fleet.run(3, "update tallybook.installation set version = 0")
     monkeypatch.setenv("TALLYBOOK_NODES", f"away={away}\nsouth={fleet.dsns[1]}")
     report = await drained()
