@@ -53,6 +53,15 @@ def statements(conn: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
+def storage(conn: psycopg.Connection[Any]) -> int:
+    """Return the bytes of all tables of Tallybook, with their indexes, without the args of the jobs."""
+    row = conn.execute("""
+    select sum(pg_total_relation_size(oid)) - (select sum(pg_column_size(args)) from tallybook.entry)
+      from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'r'""").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def _no_vacuum(conn: psycopg.Connection[Any]) -> None:
     """Turn autovacuum off, so that dead rows can be counted and vacuum's CPU does not count as a job's."""
     for table in ("entry", "claim", "outcome"):
@@ -70,6 +79,7 @@ def by_verbs(running: Server, jobs: int) -> None:
         pid = conn.info.backend_pid
         cpu = thread_cpu(pid) if HERE else 0.0
         said = statements(conn)
+        stored = storage(conn)
         at = wal(conn)
         load(conn, jobs, batch=100)
         between = wal(conn)
@@ -85,6 +95,8 @@ def by_verbs(running: Server, jobs: int) -> None:
         parts = f"enqueue {(between - at) / jobs:.0f} B, claim and complete {(end - between) / jobs:.0f} B"
         at_most("cost", "wal_bytes_per_job", (end - at) / jobs, "B", 500, parts).show()
         at_most("cost", "dead_tuples_per_job", dead[0] / jobs, "rows", 0, f"{jobs} jobs, autovacuum off").show()
+        kept = (storage(conn) - stored) / jobs
+        at_most("cost", "storage_bytes_per_job", kept, "B", 250, "tables and indexes, without the args").show()
         plain("cost", "statements_per_job", (statements(conn) - said) / jobs, "statements", "batches of 100").show()
         plain("cost", "server_cpu_per_job", used, "us", f"one backend, {os.cpu_count()} cores").show()
 
