@@ -96,7 +96,9 @@ class Gate:
         is_scraper = request.method in ("GET", "HEAD") and knows_token(request, self._metrics_token)
         if static or path in _OPEN[1:] or (path == "/metrics" and is_scraper):
             return None
-        if _is_embedded(request):
+        # A person may follow a link of another site, but no page of it may load from here.
+        site, mode = (request.headers.get(f"sec-fetch-{what}") for what in ("site", "mode"))
+        if site in ("cross-site", "same-site") and mode != "navigate":
             raise HTTPException(403, "Another site may link to this dashboard, but not load from it.")
         if "\0" in path or "\0" in unquote_plus(request.url.query):  # PostgreSQL's texts cannot contain it
             raise HTTPException(400, _UNREADABLE)
@@ -105,7 +107,9 @@ class Gate:
             return self._nobody(request)
         if request.method not in ("GET", "HEAD"):
             visit.form = await _form(request)
-            if not _is_same_origin(request) or not _has_token(visit):
+            given, held = (visit.form.get("token") or [""])[0], visit.session.get("token")
+            has_token = isinstance(held, str) and hmac.compare_digest(given.encode(), held.encode())
+            if not has_token or not _is_same_origin(request):
                 why = "This form did not come from this dashboard, or its session has ended."
                 raise HTTPException(403, f"{why} Reload the page and repeat it.")
             if path not in ("/login", "/logout") and not (visit.user and visit.user.operate):
@@ -148,12 +152,6 @@ async def _form(request: Request) -> dict[str, list[str]]:
     return found
 
 
-def _is_embedded(request: Request) -> bool:
-    """Return whether a page of another site loads this, rather than a person who follows a link."""
-    site = request.headers.get("sec-fetch-site")
-    return site in ("cross-site", "same-site") and request.headers.get("sec-fetch-mode") != "navigate"
-
-
 def _is_same_origin(request: Request) -> bool:
     """Return whether, according to the browser, the form comes from this site. The token is checked as well.
 
@@ -168,12 +166,6 @@ def _is_same_origin(request: Request) -> bool:
         return origin is None or urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
     except ValueError:  # not an address
         return False
-
-
-def _has_token(visit: Visit) -> bool:
-    given = (visit.form.get("token") or [""])[0]
-    held = visit.session.get("token")
-    return isinstance(held, str) and hmac.compare_digest(given.encode(), held.encode())
 
 
 def _cached(path: str, status: int) -> str:
