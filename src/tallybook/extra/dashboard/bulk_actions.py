@@ -149,22 +149,18 @@ def _is_further(view: View) -> bool:
     return view.request.url.path.endswith("/further")
 
 
-def ids_of(act: Act) -> list[int]:
-    """Return the jobs that a form names: one by its own button, those of a preview, or the checked ones."""
-    said = act.form("only") or " ".join(act.form_all("jobs"))
-    named = said.split() if said else act.form_all("job")
-    if not named:
-        raise InvalidArgument("No job is chosen. Nothing was changed.")
-    ids = [job for one in dict.fromkeys(named) if (job := job_of(one)) is not None]
-    if len(ids) > MOST or len(ids) < len(set(named)):
-        raise InvalidArgument(f"The form must name 1 to {MOST:,} jobs. Nothing was changed.")
-    return ids
-
-
 async def do(act: Act, verb: Verb) -> str:
     """Apply a verb to the jobs that the form names, node by node. Return the notice for the user."""
+    # One by its own button, those of a preview, or the checked ones.
+    form = act.form("only") or " ".join(act.form_all("jobs"))
+    named = form.split() if form else act.form_all("job")
+    if not named:
+        raise InvalidArgument("No job is chosen. Nothing was changed.")
+    chosen = [job for one in dict.fromkeys(named) if (job := job_of(one)) is not None]
+    if len(chosen) > MOST or len(chosen) < len(set(named)):
+        raise InvalidArgument(f"The form must name 1 to {MOST:,} jobs. Nothing was changed.")
     by_node: dict[str, tuple[At, list[int]]] = {}
-    for job in ids_of(act):
+    for job in chosen:
         at = await act.site.nodes.of_job(job)
         by_node.setdefault(at.name, (at, []))[1].append(job)
     until, said = time.monotonic() + _LONGEST, []
@@ -205,8 +201,7 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
         except (TallybookError, QueryCanceled, *IN_THE_WAY) as error:
             if not met:
                 raise
-            why = act.site.explain(error)[1].removesuffix(" Nothing was changed.")
-            stopped = f" Then it stopped: {why}"
+            stopped = f" Then it stopped: {act.site.explain(error)[1].removesuffix(' Nothing was changed.')}"
             break
         met += len(batch)
         left_alone += len(batch) - len(done)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
@@ -24,7 +24,8 @@ from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Pages, View
 
 pages = Pages()
-T = TypeVar("T")
+Ask = Callable[[Callable[[Conn, str], Awaitable[Any]]], Awaitable[dict[str, Any]]]
+"""Calls a function for the nodes and returns the answers by name."""
 
 _PAGE = 50
 _LOOKED = 20_000
@@ -40,12 +41,6 @@ _COUNTS = f"""\
 select array_agg(distinct c.queue collate "C") as queues, array_agg(distinct c.task collate "C") as tasks, {_SUMS}
   from {counts.called()} as c,
        lateral (select %(queue)s in ('', c.queue) and %(task)s in ('', c.task) as meant) as m"""  # noqa: S608
-
-
-class Ask(Protocol):
-    """Calls a function for the nodes and returns the answers by name."""
-
-    async def __call__(self, question: Callable[[Conn, str], Awaitable[T]], /) -> dict[str, T]: ...
 
 
 def _filter(asked: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +153,7 @@ def topics(site: Shared) -> None:
         params = QueryParams(address)
         only = params.get("node", "")
 
-        async def ask(question: Callable[[Conn, str], Awaitable[T]]) -> dict[str, T]:
+        async def ask(question: Callable[[Conn, str], Awaitable[Any]]) -> dict[str, Any]:
             return (await site.nodes.answered(question, only))[0]
 
         found = List(site, ask, params)
@@ -177,8 +172,7 @@ def topics(site: Shared) -> None:
 @pages.page("/jobs")
 async def jobs(view: View) -> Response:
     found = List(view.site, view.ask, view.request.query_params)
-    shown: dict[str, Any] = {}
-    asked, problem = found.asked, None
+    asked, shown, problem = found.asked, {}, None
     try:
         shown = await found.shown()
     except WRONG as error:

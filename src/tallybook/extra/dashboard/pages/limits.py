@@ -50,14 +50,11 @@ def _following(keys: list[dict[str, Any]], kind: str) -> str | None:
     """Return the first key of the next page: the key after this page, or the last one that was read."""
     if len(keys) > _PAGE:
         return str(keys[_PAGE]["name"])
-    last = keys.pop() if keys and not _of_use(keys[-1], kind) else None
-    return None if last is None else str(last["name"])
-
-
-def _of_use(one: dict[str, Any], kind: str) -> bool:
-    of_kind = {"c": "held", "r": "calls_in_window", "b": "failed_in_window"}[kind]
-    used = one[of_kind] or one["waiting"] or one.get("pushed_to") or one.get("state", "closed") != "closed"
-    return bool(one["source"] is not None or used)
+    if not keys:
+        return None
+    last, of_kind = keys[-1], {"c": "held", "r": "calls_in_window", "b": "failed_in_window"}[kind]
+    used = last[of_kind] or last["waiting"] or last.get("pushed_to") or last.get("state", "closed") != "closed"
+    return None if used or last["source"] is not None else str(keys.pop()["name"])
 
 
 @pages.action("/limit/rate/push")

@@ -7,7 +7,6 @@ from contextlib import suppress
 from starlette.responses import Response
 
 from tallybook.errors import QueueUnavailable
-from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.readings import STATES
 from tallybook.extra.dashboard.render import moment
 from tallybook.extra.dashboard.shared import Shared
@@ -27,23 +26,19 @@ async def _standing(site: Shared) -> list[dict[str, object]]:
     """Return the rows of all nodes, also of those that have never answered."""
     with suppress(QueueUnavailable):  # no node answers: the page shows this for each
         await site.overview.read()
-    return [_node(site, at) for at in await site.nodes.known()]
-
-
-def _node(site: Shared, at: At) -> dict[str, object]:
-    last, age = site.overview.last.get(at.name), site.overview.age(at.name)
-    sums = dict.fromkeys(STATES, 0)
-    queues = last.reading.queues.values() if last else ()
-    for queue in queues:
-        sums = {state: n + (queue[state] or 0) for state, n in sums.items()}
-    oldest = [since for queue in queues if (since := moment(queue["oldest"])) is not None]
-    lags = [worker["lag"] for worker in last.reading.workers if worker["lag"] is not None] if last else []
-    return {
-        "oldest": min(oldest, default=None), "lag": max(lags, default=None),
-        "node": at.node, "away": at.away, "age": age, "known": last is not None,
-        "open": sum(sums.values()) - sums["dead"], "running": sums["running"], "dead": sums["dead"],
-        "workers": last.reading.alive if last else 0,
-    }  # fmt: skip
+    found = []
+    for at in await site.nodes.known():
+        last = site.overview.last.get(at.name)
+        queues = last.reading.queues.values() if last else ()
+        sums = {state: sum(queue[state] or 0 for queue in queues) for state in STATES}
+        oldest = [since for queue in queues if (since := moment(queue["oldest"])) is not None]
+        lags = [worker["lag"] for worker in last.reading.workers if worker["lag"] is not None] if last else []
+        found.append({
+            "oldest": min(oldest, default=None), "lag": max(lags, default=None), "age": site.overview.age(at.name),
+            "node": at.node, "away": at.away, "known": last is not None, "workers": last.reading.alive if last else 0,
+            "open": sum(sums.values()) - sums["dead"], "running": sums["running"], "dead": sums["dead"],
+        })  # fmt: skip
+    return found
 
 
 @pages.page("/nodes")

@@ -59,7 +59,8 @@ async def queues(view: View) -> Response:
 
     async def read(conn: Conn, node: str) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, Any]]:
         found = [one | {"node": node} for one in await rows(conn, _ALL) if part in one["queue"].lower()]
-        return found, await _rates(view, conn), await _oldest(conn, found) if order == "oldest" else {}
+        of_queues = flow(await view.app.counts.throughput().on(conn)).of_queues
+        return found, of_queues, await _oldest(conn, found) if order == "oldest" else {}
 
     said = list((await view.ask(read)).values())
     found, rates = added([one for one, _, _ in said]), Counter[str]()
@@ -111,15 +112,16 @@ async def _oldest(conn: Conn, queues: list[dict[str, Any]]) -> dict[str, Any]:
     return {one["queue"]: one["oldest"] for one in await rows(conn, _OLDEST.worker, names)} if names else {}
 
 
-async def _rates(view: View, conn: Conn) -> dict[str, float]:
-    """Return the jobs completed per second in the last minute, by queue."""
-    return flow(await view.app.counts.throughput().on(conn)).of_queues
-
-
 @pages.page("/queue")
 async def queue(view: View) -> Response:
     name = view.asked("name")
-    by_node = [] if view.asked("node") or not view.site.nodes.many else await _by_node(view, name)
+    by_node: list[dict[str, Any]] = []
+
+    async def read(conn: Conn, node: str) -> list[dict[str, Any]]:
+        return [one | {"node": node} for one in await rows(conn, _STATS, name)]
+
+    if view.site.nodes.many and not view.asked("node"):
+        by_node = list(chain(*(await view.ask(read)).values()))
     if by_node and (await view.at()).name not in [one["node"] for one in by_node]:
         return RedirectResponse(view.url("/queue", name=name, node=by_node[0]["node"]))
     async with view.read() as conn:
@@ -131,20 +133,13 @@ async def queue(view: View) -> Response:
         workers = await rows(conn, _WORKERS, name)
         top = await view.app.queues.top(name, max_jobs=20).on(conn)
         timings = [one for one in await view.app.counts.timings().on(conn) if one.queue == name]
-        rates = (await _rates(view, conn)).get(name, 0.0)
+        rate = flow(await view.app.counts.throughput().on(conn)).of_queues.get(name, 0.0)
         limits = await run(conn, calls_of_limits.concurrency(f"queue:{name}"))
         paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
     return view.render(
         "queue.html", queue=found[0], stats=stats[0] if stats else None, by_task=status, workers=workers, top=top,
-        timings=timings, rate=rates, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
+        timings=timings, rate=rate, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
     )  # fmt: skip
-
-
-async def _by_node(view: View, name: str) -> list[dict[str, Any]]:
-    async def read(conn: Conn, node: str) -> list[dict[str, Any]]:
-        return [one | {"node": node} for one in await rows(conn, _STATS, name)]
-
-    return list(chain(*(await view.ask(read)).values()))
 
 
 pages.form(

@@ -94,23 +94,16 @@ async def schedule(view: View) -> Response:
             raise UnknownSchedule(name)
         may_see = (await rows(conn, _MAY_SEE))[0]["yes"]
         carried = (await rows(conn, _CARRIED, name))[0] if may_see else None
-        fires, looked_to = await _fires(conn, name, what, before, may_see)
+        reason = "f.reason" if may_see else "cast(null as text)"
+        query = _FIRES_OF.replace("{reason}", reason).replace("{state}", STATE.called(job_id="l.job_id"))
+        looked = await rows(conn, query, name=name, before=before, what=what, look=_LOOK, most=_FIRES + 1)
+    fires = [one for one in looked if one["tick"] is not None]  # one more than a page has
+    looked_to = looked[0]["looked_to"] if looked[0]["looked"] == _LOOK else None
     more = fires[_FIRES - 1]["tick"] if len(fires) > _FIRES else looked_to
     return view.render(
         "schedule.html", schedule=_with_rule(found[0]), carried=carried, fires=fires[:_FIRES], more=more,
         looked_to=looked_to, what=what, whats=_WHAT, before=before, next=_next(found[0]),
     )  # fmt: skip
-
-
-async def _fires(
-    conn: Conn, name: str, what: str, before: datetime, may_see: bool
-) -> tuple[list[dict[str, Any]], datetime | None]:
-    """Return its fires before an instant, one more than a page has, and the oldest tick read if there may be more."""
-    reason = "f.reason" if may_see else "cast(null as text)"
-    query = _FIRES_OF.replace("{reason}", reason).replace("{state}", STATE.called(job_id="l.job_id"))
-    found = await rows(conn, query, name=name, before=before, what=what, look=_LOOK, most=_FIRES + 1)
-    looked_to = found[0]["looked_to"] if found[0]["looked"] == _LOOK else None
-    return [one for one in found if one["tick"] is not None], looked_to
 
 
 def _with_rule(one: dict[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def _place(one: dict[str, Any]) -> dict[str, str]:
 async def subject(view: View) -> Response:
     """Show one subject, its state and the events of its jobs; for a name in several queues, the list of them."""
     task, name = view.asked("task"), view.request.query_params.get("name", "")
-    wanted = {"task": text_of("task", task), "subject": text_of("name", name)}
+    wanted: dict[str, Any] = {"task": text_of("task", task), "subject": text_of("name", name)}
     queue = text_of("queue", view.asked("queue"))
     found, events = None, []
     if wanted["task"] and wanted["subject"]:
@@ -123,9 +123,7 @@ async def subject(view: View) -> Response:
             if len(named) > 1 and not queue:
                 return RedirectResponse(view.url("/subjects", task=task, prefix=name), 303)
             found = named[0] if named else None
-            events = await view.app.jobs.trace(
-                subject=wanted["subject"], task=wanted["task"], max_events=200, newest_first=True
-            ).on(conn)
+            events = await view.app.jobs.trace(**wanted, max_events=200, newest_first=True).on(conn)
             own = found["scope"] if found else ""
             events = [event for event in events if not own or event.queue == own]
     error = error_view(found["error"]) if found and found["error"] else None

@@ -41,10 +41,8 @@ async def _of(conn: Conn, node: str, runs: dict[str, top.Runs]) -> tuple[list[di
     ended = await rows(conn, _OVER, _ENDED)
     runs[node] = await top.runs_async(conn, runs.get(node))
     running = runs[node].of_workers
-    return (
-        [with_slots(one) | {"node": node, "runs": running.get(one["id"], 0)} for one in alive],
-        [one | {"node": node} for one in ended],
-    )
+    shown = [with_slots(one) | {"node": node, "runs": running.get(one["id"], 0)} for one in alive]
+    return shown, [one | {"node": node} for one in ended]
 
 
 def _listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> dict[str, Any]:
@@ -56,10 +54,8 @@ def _listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) 
 def with_slots(one: dict[str, Any]) -> dict[str, Any]:
     """Add the slots by queue, None for a worker that does not report them, and their total."""
     slots = one["slots"]
-    return one | {
-        "by_queue": list(zip(one["queues"], slots or [None] * len(one["queues"]), strict=False)),
-        "total": None if slots is None else sum(slots),
-    }
+    by_queue = list(zip(one["queues"], slots or [None] * len(one["queues"]), strict=False))
+    return one | {"by_queue": by_queue, "total": None if slots is None else sum(slots)}
 
 
 def topics(site: Shared) -> None:
