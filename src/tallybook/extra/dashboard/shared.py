@@ -69,8 +69,7 @@ class Shared:
     def explain(self, error: Exception) -> tuple[int, str, str | None]:
         """Return the status, message and hint for an exception; never an internal text."""
         if isinstance(error, QueryCanceled):
-            why = "The database did not answer in time."
-            return 504, why, "Use more filters, or try again."
+            return 504, "The database did not answer in time.", "Use more filters, or try again."
         if isinstance(error, IN_THE_WAY):
             return 503, "Another transaction holds a lock that this needs. Nothing was changed.", "Try again."
         if isinstance(error, DataError) and error.sqlstate:  # without one, the driver could not read an answer

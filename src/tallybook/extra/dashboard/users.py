@@ -127,11 +127,9 @@ def read_users(path: Path) -> Users:
 
 def _is_hash(text: object) -> bool:
     parts = text.split("$") if isinstance(text, str) else []
+    if parts[:2] != ["scrypt", str(_N)] or len(parts) != 4:
+        return False
     try:
-        return (
-            parts[:2] == ["scrypt", str(_N)]
-            and len(parts) == 4
-            and all(base64.b64decode(one, validate=True) for one in parts[2:])
-        )
+        return all(base64.b64decode(one, validate=True) for one in parts[2:])
     except ValueError:
         return False

@@ -111,9 +111,8 @@ class View:
 
     @property
     def here(self) -> str:
-        query = self.request.url.query
-        path = self.request.url.path
-        return f"{path}?{query}" if query else path
+        url = self.request.url
+        return f"{url.path}?{url.query}" if url.query else url.path
 
 
 class Act(View):
