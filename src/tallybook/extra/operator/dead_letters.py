@@ -47,18 +47,6 @@ async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
     return {"dead_letters": letters}
 
 
-async def _oldest(which: filters.DeadFilter, most: int, conn: Conn) -> list[dict[str, Any]]:
-    found = await aio.run(conn, filters.dead_oldest(which, most))
-    return [{"job": row.pop("job_id"), "died_at": plain(instant(row.pop("died_at"))), **row} for row in found]
-
-
-def _target(ask: Ask) -> dict[str, Any]:
-    # Error and args may contain private data of the job, so the target records only that they were given.
-    hidden = ("error", "args")
-    said = {name: name in hidden or plain(value) for name, value in ask.values.items() if name in (*_NAMES, *hidden)}
-    return {**said, "queue": ask.queue()} if ask.queue() else said
-
-
 async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
     filtered = any(field.name in ask.values for field in (*_FILTER, _ARGS))
     if filtered == ask.get("all", False):
@@ -67,14 +55,19 @@ async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
     if ask.get("dry_run"):
         await conn.execute("select set_config('statement_timeout', %s, true)", (READ_TIMEOUT,))
         return Changed({"dry_run": True, "matched": await aio.run(conn, filters.dead_count(which, most))})
-    letters = await _oldest(which, most, conn)
+    found = await aio.run(conn, filters.dead_oldest(which, most))
+    letters = [{"job": row.pop("job_id"), "died_at": plain(instant(row.pop("died_at"))), **row} for row in found]
     ids, call = sorted(letter["job"] for letter in letters), jobs.retry_jobs if verb == "retry" else jobs.drop_jobs
     said = Counter[str]()
     for at in range(0, len(ids), 1000):
         said.update(one.done for one in await aio.run(conn, call(ids[at : at + 1000])))
     changed = said["retried"] + said["dropped"]
     done = {"retried": changed, "refused": len(ids) - changed} if verb == "retry" else {"dropped": changed}
-    return Changed({"dry_run": False, **done}, f"{verb}_dead" if changed else None, _target(ask), done, letters=letters)
+    # Error and args may contain private data of the job, so the target records only that they were given.
+    hidden = ("error", "args")
+    target = {name: name in hidden or plain(value) for name, value in ask.values.items() if name in (*_NAMES, *hidden)}
+    target |= {"queue": which.queue} if which.queue else {}
+    return Changed({"dry_run": False, **done}, f"{verb}_dead" if changed else None, target, done, letters=letters)
 
 
 _LETTER = record(

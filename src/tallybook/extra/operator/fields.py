@@ -24,12 +24,9 @@ class Field:
     _: KW_ONLY
     required: bool = False
     example: Any = None
-    admin: bool = False
-    """Whether its use needs the scope admin."""
-    of_node: bool = False
-    """Whether its value belongs to one node: over several nodes it needs `node`."""
-    schema: Mapping[str, Any]
-    """Its JSON Schema."""
+    admin: bool = False  # whether its use needs the scope admin
+    of_node: bool = False  # whether its value belongs to one node: over several nodes it needs `node`
+    schema: Mapping[str, Any]  # its JSON Schema
     read: Callable[[Any], Any]
     """Converts a value of a JSON document. Raises ValueError with the reason, or ConfigError, if it is not valid."""
     of_text: Callable[[str], Any] | None = None

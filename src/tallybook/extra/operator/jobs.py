@@ -6,7 +6,6 @@ from typing import Any
 
 from tallybook._db import aio, calls, filters
 from tallybook._model.job import JobCall
-from tallybook._model.job_info import JobInfo, Reason
 from tallybook._model.options import ON_CONFLICT, Options
 from tallybook._model.payload import encode
 from tallybook.errors import InvalidArgument
@@ -36,21 +35,25 @@ _JOB = record(
 async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
     found = await ask.app.get(ask["job"]).on(conn)
     ask.reach(found.queue)
-    return _shown(found, admin=ask.admin)
-
-
-def _shown(found: JobInfo, *, admin: bool) -> dict[str, Any]:
     answer = {name: plain(getattr(found, name)) for name in _JOB.example if name != "died_of"}
     # A reason for a cancel is free text, so only these fixed words are shown to every key.
     answer["died_of"] = found.reason if found.state == "dead" and found.reason in filters.REASONS else None
-    if admin:
+    if ask.admin:
         answer["details"] = {name: plain(getattr(found, name)) for name in _DETAILS}
     return answer
 
 
 async def _why(ask: Ask, conn: Conn) -> dict[str, Any]:
     ask.reach((await ask.app.get(ask["job"]).on(conn)).queue)
-    return {"reasons": [_reason(one, admin=ask.admin) for one in await ask.app.jobs.why(ask["job"]).on(conn)]}
+    reasons = []
+    for found in await ask.app.jobs.why(ask["job"]).on(conn):
+        answer = {"state": found.state, "reason": found.reason, "explanation": found.explanation}
+        if ask.admin:
+            answer["details"] = plain(found.details)
+        elif found.reason in _BARE or {"error", "message"} & set(found.details):
+            answer["explanation"] = _BARE.get(found.reason, f"It is {found.reason}.")
+        reasons.append(answer)
+    return {"reasons": reasons}
 
 
 # The full explanations of these contain an error's message or free text.
@@ -62,15 +65,6 @@ _BARE = {
     "retrying": "It has failed and runs again after its backoff.",
     "dropped": "It died, and its dead letter was dropped.",
 }
-
-
-def _reason(found: Reason, *, admin: bool) -> dict[str, Any]:
-    answer = {"state": found.state, "reason": found.reason, "explanation": found.explanation}
-    if admin:
-        return {**answer, "details": plain(found.details)}
-    if found.reason in _BARE or {"error", "message"} & set(found.details):
-        answer["explanation"] = _BARE.get(found.reason, f"It is {found.reason}.")
-    return answer
 
 
 _REASON = record(
@@ -87,22 +81,18 @@ _ENQUEUE = (
     fields.whole("max_attempts", "Failures until the job is dead.", least=1, most=32767, example=5),
     fields.text("unique", "At most one live job of the task has this key.", most=512, example="welcome:42"),
     fields.choice(
-        "on_conflict",
-        "What to do with the job that has the unique key; push_run_at without a time makes it due now.",
-        words=ON_CONFLICT,
-        example="skip",
+        "on_conflict", "What to do with the job that has the unique key; push_run_at without a time makes it due now.",
+        words=ON_CONFLICT, example="skip",
     ),
     fields.choice(
-        "unique_while",
-        "How long a job holds its key: running until it ends, queued until it starts.",
-        words=("running", "queued"),
-        example="running",
+        "unique_while", "How long a job holds its key: running until it ends, queued until it starts.",
+        words=("running", "queued"), example="running",
     ),
     fields.text("order_key", "Jobs with the same order key run one after another.", most=512, example="user:42"),
     fields.instant("expires_at", "No attempt starts after this time.", example="2030-02-28T09:00:00Z"),
     fields.mapping("headers", "Technical metadata, up to 8 KB.", example={"trace": "4711"}),
     fields.links("links", "Your rows that the job belongs to: kinds and keys, up to 10.", example={"user": 42}),
-)
+)  # fmt: skip
 
 
 async def _enqueue(ask: Ask, conn: Conn) -> Changed:

@@ -8,10 +8,9 @@ import re
 import secrets
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tallybook._model.options import check_name
 from tallybook._model.private_file import open_to_others
@@ -132,13 +131,12 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     tables = found.get("keys")
     if set(found) != {"keys"} or not isinstance(tables, dict):
         raise ConfigError("keys", shown, "must have one table [keys.NAME] for each key and nothing else")
-    return [_key(name, columns) for name, columns in tables.items()]
-
-
-def _key(name: str, columns: Any) -> Key:
-    if not isinstance(columns, Mapping) or not {"secret", "scopes"} <= set(columns) <= {"secret", "scopes", "queues"}:
-        raise ConfigError("keys", name, "a key has secret and scopes, and queues if it is limited to some queues")
-    return Key(name, columns["secret"], columns["scopes"], columns.get("queues"))
+    keys = []
+    for name, columns in tables.items():
+        if not isinstance(columns, dict) or not {"secret", "scopes"} <= set(columns) <= {"secret", "scopes", "queues"}:
+            raise ConfigError("keys", name, "a key has secret and scopes, and queues if it is limited to some queues")
+        keys.append(Key(name, columns["secret"], columns["scopes"], columns.get("queues")))
+    return keys
 
 
 def key_block(name: str, scopes: Iterable[str], queues: Iterable[str] = ()) -> str:

@@ -26,10 +26,7 @@ _SECURITY = {
 
 
 def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
-    """Return the document of an API below this path.
-
-    With `many`, the API covers several nodes, and a request that changes something names its node.
-    """
+    """Return the document of an API below this path. With `many`, it covers several nodes, and changes name theirs."""
     from tallybook import __version__
 
     return {

@@ -61,8 +61,7 @@ class Changed:
     target: dict[str, Any] = field(default_factory=dict)
     done: dict[str, Any] = field(default_factory=dict)
     status: int = 200
-    letters: list[dict[str, Any]] = field(default_factory=list)
-    """The dead letters that it was applied to, oldest first."""
+    letters: list[dict[str, Any]] = field(default_factory=list)  # that it was applied to, oldest first
 
 
 Reads = Callable[[Ask, Conn], Awaitable[dict[str, Any]]]
@@ -73,8 +72,7 @@ Reach = Callable[[Ask, Conn], Awaitable[None]]
 class Shape(NamedTuple):
     """What a successful answer looks like."""
 
-    schema: dict[str, Any]
-    """Its JSON Schema."""
+    schema: dict[str, Any]  # its JSON Schema
     example: dict[str, Any]
 
 
@@ -86,8 +84,7 @@ class Operation:
     """One endpoint. Either `reads` or `changes` serves it."""
 
     name: str
-    path: str
-    """Below the prefix of the API, {name} for a field of `in_path`."""
+    path: str  # below the prefix of the API, {name} for a field of `in_path`
     scope: str
     about: str
     _: KW_ONLY
@@ -95,14 +92,10 @@ class Operation:
     in_path: tuple[Field, ...] = ()
     in_query: tuple[Field, ...] = ()
     in_body: tuple[Field, ...] = ()
-    codes: tuple[str, ...] = ()
-    """The codes of problems that it can return, besides those of every endpoint."""
-    whole: bool = False
-    """Whether keys that are limited to some queues are refused."""
-    newest: tuple[str, str] | None = None
-    """For a list: the member that orders its rows, newest first, and the value that limits their number."""
-    created: bool = False
-    """Whether it can also return 201."""
+    codes: tuple[str, ...] = ()  # of problems that it can return, besides those of every endpoint
+    whole: bool = False  # whether keys that are limited to some queues are refused
+    newest: tuple[str, str] | None = None  # of a list: the member that orders its rows, and the value that limits them
+    created: bool = False  # whether it can also return 201
     reads: Reads | None = None
     changes: Changes | None = None
 

@@ -14,15 +14,12 @@ from tallybook.extra.operator.problems import Problem
 NODE = fields.text("node", "The node, if the API serves several.", most=64, example="south")
 
 
-def _by_node(operation: Operation) -> Operation:
-    """Add the field `node`, unless the operation is about a job: its id determines the node."""
-    if any(one.name == "job" for one in operation.in_path):
-        return operation
-    return replace(operation, in_query=(*operation.in_query, NODE))
-
-
 _NOUNS = (jobs.OPERATIONS, dead_letters.OPERATIONS, queues.OPERATIONS, schedules.OPERATIONS, workers.OPERATIONS)
-OPERATIONS: tuple[Operation, ...] = tuple(map(_by_node, chain(*_NOUNS)))
+# An operation about a job has no field `node`: the id of the job determines the node.
+OPERATIONS: tuple[Operation, ...] = tuple(
+    one if any(field.name == "job" for field in one.in_path) else replace(one, in_query=(*one.in_query, NODE))
+    for one in chain(*_NOUNS)
+)
 
 
 def _pattern(operation: Operation) -> re.Pattern[str]:

@@ -256,7 +256,8 @@ def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
         return {}
     if len(content_types) != 1 or not _is_json(content_types[0]):
         raise Problem("media_type", "a body needs the header Content-Type: application/json")
-    if _is_too_deep(body):
+    steps = (1 if bracket[0] in b"[{" else -1 for bracket in _BRACKET.finditer(_STRING.sub(b"", body)))
+    if any(depth > MAX_DEPTH for depth in accumulate(steps)):
         raise Problem("malformed", f"the body is nested deeper than {MAX_DEPTH} levels")
     try:
         found = json.loads(body.decode(), parse_constant=_no_number, object_pairs_hook=_no_twins)
@@ -271,11 +272,6 @@ def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
 def _is_json(value: bytes) -> bool:
     kind, _, more = (part.strip() for part in value.decode("latin-1").lower().partition(";"))
     return kind == "application/json" and more in ("", "charset=utf-8", 'charset="utf-8"')
-
-
-def _is_too_deep(body: bytes) -> bool:
-    steps = (1 if bracket[0] in b"[{" else -1 for bracket in _BRACKET.finditer(_STRING.sub(b"", body)))
-    return any(depth > MAX_DEPTH for depth in accumulate(steps))
 
 
 def _no_number(word: str) -> float:

@@ -75,10 +75,7 @@ def sent_path(scope: Scope) -> bytes:
 
 
 def proved(signed: Signed, ring: KeyRing, scope: Scope, body: bytes) -> Key:
-    """Return the key that signed this request.
-
-    Raises the same Problem (401) for an unknown key and for a wrong signature.
-    """
+    """Return the key that signed this request. The same Problem (401) for an unknown key and a wrong signature."""
     key, secret = ring.get(signed.key)
     said = {"key": signed.key, "timestamp": signed.timestamp, "nonce": signed.nonce}
     path, query = sent_path(scope), scope.get("query_string", b"")

@@ -21,8 +21,7 @@ select cast(coalesce(json_agg(w order by w.id), '[]') as text) from (
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
-    call = Call("workers", _LIVING, {"queue": ask.queue()}, loads)
-    found: list[dict[str, Any]] = await aio.run(conn, call)
+    found: list[dict[str, Any]] = await aio.run(conn, Call("workers", _LIVING, {"queue": ask.queue()}, loads))
     for row in found:
         if ask.key.queues is not None:
             row["tasks"] = []  # a worker does not record which task is in which queue
