@@ -125,11 +125,7 @@ def _listed(answers: dict[str, str]) -> str:
 
 
 def _message_id(ctx: Context, sender: Address, key: str | None) -> str:
-    """Return the Message-ID.
-
-    The args are part of it: a job of another installation can have the same id, and mail servers silently drop a second
-    message with a known Message-ID.
-    """
+    # With the args: a job of another installation can have the same id, and servers silently drop a known Message-ID.
     seed = key if key is not None else json.dumps([ctx.job_id, ctx.args], sort_keys=True)
     name = "key" if key is not None else f"job-{ctx.job_id}"
     domain = sender.domain.encode("ascii", "ignore").decode() or "localhost"
@@ -158,10 +154,7 @@ def _line(who: str, what: str, text: object) -> str:
 
 
 def _rendered(who: str, name: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """Render the `subject`, `text` and `html` for which the template has files. Raises ConfigError and CallFailed.
-
-    The files are NAME.subject, NAME.txt and NAME.html of the folder TALLYBOOK_MAIL_TEMPLATES, in Jinja2.
-    """
+    """Render the subject, text and html for which the template has files. Raises ConfigError and CallFailed."""
     jinja2 = needed(f"{who}, template {name!r}", "jinja2", "templates")
     folder = os.environ.get("TALLYBOOK_MAIL_TEMPLATES")
     if not folder:

@@ -78,7 +78,8 @@ def content_of(call: Call, answer: Answer) -> dict[str, Any]:
     if kind == "application/json" or kind.endswith("+json"):
         try:
             value = call.mask.value(json.loads(answer.body))
-            if _can_be_kept(value):
+            written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            if "\\u0000" not in written and written.encode():  # the database stores no NUL and no lone surrogate
                 return {"json": value}
         except (ValueError, RecursionError):
             pass  # the content type is wrong: treat it as text
@@ -89,12 +90,3 @@ def content_of(call: Call, answer: Answer) -> dict[str, Any]:
     if "\0" in text:  # the database cannot store this text
         return {"base64": base64.b64encode(call.mask.data(answer.body)).decode()}
     return {"text": call.mask.text(text)}
-
-
-def _can_be_kept(value: Any) -> bool:
-    """Return whether the database can store the value as JSON: no NUL, no lone surrogate, no NaN or infinity.
-
-    May raise ValueError instead.
-    """
-    written = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return "\\u0000" not in written and bool(written.encode())

@@ -66,7 +66,11 @@ async def notification(
             if len(wanted) > 1:
                 await ctx.set_checkpoint(kept)
     if failed:
-        raise _failure(failed, [name for name in wanted if name not in failed])
+        sent = (f"{name} is sent" for name in wanted if name not in failed)
+        text = "; ".join([*sent, *(f"{name}: {error}" for name, error in failed.items())])
+        waits = (error.headers for error in failed.values() if isinstance(error, CallFailed))
+        over = all(getattr(error, "no_retry", False) for error in failed.values())  # none of them can still succeed
+        raise CallFailed(f"notification: {text}", headers=next(filter(None, waits), None), no_retry=over)
     return {name: kept[name] for name in wanted}
 
 
@@ -76,11 +80,3 @@ def _checked(name: str, task: ContextTask[..., Any], args: dict[str, Any]) -> di
     except SignatureError as error:
         raise CallFailed(f"notification: {name}: {error}", no_retry=True) from None
     return args
-
-
-def _failure(failed: dict[str, Exception], sent: list[str]) -> CallFailed:
-    """Return one error for the failed channels. It is final only if none of them can still succeed."""
-    text = "; ".join([*(f"{name} is sent" for name in sent), *(f"{name}: {error}" for name, error in failed.items())])
-    over = all(getattr(error, "no_retry", False) for error in failed.values())
-    waits = (error.headers for error in failed.values() if isinstance(error, CallFailed))
-    return CallFailed(f"notification: {text}", headers=next(filter(None, waits), None), no_retry=over)

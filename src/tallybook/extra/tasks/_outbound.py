@@ -73,10 +73,7 @@ class Call:
     @classmethod
     @quiet
     def to_provider(cls, who: str, provider: Provider, *, path: str | None = None, query: Any = None) -> Call:
-        """Return a call to the provider's own URL, a setting, or a secret if it is confidential.
-
-        Raises ConfigError and CallFailed.
-        """
+        """Return a call to the provider's own URL: a setting, or a secret. Raises ConfigError and CallFailed."""
         secret = provider.secrets.get("url")
         url = secret.reveal() if secret is not None else text_setting(provider, "url")
         where = option(provider, "url")
@@ -135,7 +132,7 @@ class Call:
             if not is_header_value(value):  # a line break would split it into two headers
                 raise CallFailed(f"{self.who}: {name}: its value is not valid in a header", no_retry=True)
         async with nullcontext() if self.provider is None else ctx.provider(self.provider):
-            got = await self._made(transport, method, body, theirs, headers, most, cut=cut)
+            got = await self._made(transport, method, body, theirs, headers, most, cut)
             if isinstance(got, Exception):
                 raise got
             if got.status == 429 and self.provider is not None and self.provider.settings.get("limits"):
@@ -143,15 +140,7 @@ class Call:
         return got
 
     async def _made(
-        self,
-        transport: Any,
-        method: str,
-        body: bytes | None,
-        theirs: Headers,
-        headers: Headers,
-        most: int,
-        *,
-        cut: bool,
+        self, transport: Any, method: str, body: bytes | None, theirs: Headers, headers: Headers, most: int, cut: bool
     ) -> Answer | Exception:
         """Return the answer or an error: one that is raised through this frame would expose its secrets."""
         groups = ({"User-Agent": "tallybook", "Accept-Encoding": "identity"}, theirs, self.headers, headers)

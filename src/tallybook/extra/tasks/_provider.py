@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from importlib import import_module
@@ -15,7 +16,7 @@ from urllib.parse import quote, quote_plus, urlsplit
 from tallybook._app import App, ContextTask
 from tallybook._model.backoff import Backoff
 from tallybook._model.durations import parse_duration
-from tallybook._model.provider import STARS, Provider, Secret
+from tallybook._model.provider import STARS, Provider
 from tallybook._worker.run.context import Context
 from tallybook.errors import ConfigError, NotSupported
 
@@ -154,7 +155,10 @@ class Mask:
         """Return a mask for all secrets of a provider, previous ones included, and for `others` derived from them."""
         texts = list(others)
         if (url := provider.secrets.get("url")) is not None:
-            texts += _path_of(url)
+            # A server knows its own host, so an echo of the path alone shows the secret.
+            with suppress(ValueError):
+                parts = urlsplit(url.reveal())
+                texts += [parts.path.rstrip("/"), parts.query]
         for secret in provider.secrets.values():
             texts += [one.reveal() for one in (secret, secret.previous) if one is not None]
         return cls(texts)
@@ -174,12 +178,3 @@ class Mask:
         if isinstance(value, dict):
             return {self.text(key): self.value(one) for key, one in value.items()}
         return value
-
-
-def _path_of(url: Secret) -> list[str]:
-    """Return path and query of a URL. A server knows its own host, so an echo of the path alone shows the secret."""
-    try:
-        parts = urlsplit(url.reveal())
-    except ValueError:
-        return []
-    return [one for one in (parts.path.rstrip("/"), parts.query) if one]

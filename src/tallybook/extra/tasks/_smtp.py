@@ -26,8 +26,7 @@ class Server:
     name: str
     host: str
     port: int
-    tls: str
-    """`starttls`, `tls` from the first byte, or `none`."""
+    tls: str  # `starttls`, `tls` from the first byte, or `none`
     user: str | None
     password: Secret | None = field(repr=False)
     ca: str | None = field(repr=False)
@@ -108,8 +107,5 @@ class Server:
 
 @lru_cache(maxsize=32)
 def _context(ca: str | None) -> ssl.SSLContext:
-    """Return a context with the system's certificate authorities, or only with these (PEM).
-
-    Cached, because it reads more than a hundred certificates.
-    """
+    """Return a context with the system's certificate authorities, more than a hundred, or only with these (PEM)."""
     return ssl.create_default_context(cadata=ca)

@@ -70,8 +70,5 @@ def pool(allowed: Allowed, ca: str | None) -> httpcore2.AsyncConnectionPool:
 
 @lru_cache(maxsize=32)
 def tls(ca: str | None) -> ssl.SSLContext:
-    """Return a context with the system's certificate authorities, or only with these (PEM).
-
-    Cached, because it reads more than a hundred certificates.
-    """
+    """Return a context with the system's certificate authorities, more than a hundred, or only with these (PEM)."""
     return httpcore2.default_ssl_context() if ca is None else ssl.create_default_context(cadata=ca)

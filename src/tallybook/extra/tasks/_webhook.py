@@ -108,10 +108,8 @@ async def _has_moved(registry: Registry, called: Provider) -> bool:
         now = await registry.get(called.name)
     except UnknownProvider:  # inactive, perhaps after another 410
         return False
-    return any(
-        after.get("url") != before.get("url")
-        for after, before in ((now.settings, called.settings), (now.secrets, called.secrets))
-    )
+    pairs: Any = ((now.settings, called.settings), (now.secrets, called.secrets))
+    return any(after.get("url") != before.get("url") for after, before in pairs)
 
 
 def new_signing_secret() -> str:
@@ -124,10 +122,7 @@ def new_signing_secret() -> str:
 
 @quiet
 def _signatures(secret: Secret, of: tuple[str, str], body: bytes, option: str) -> str:
-    """Return the header webhook-signature for an id and a time, by the secret and, while replaced, the previous one.
-
-    ConfigError, without the secret, if it is not valid.
-    """
+    """Return the header webhook-signature for an id and a time, by the secret and, while replaced, the previous one."""
     signed = b".".join((*(part.encode("ascii") for part in of), body))
     keys = [_key(one, option) for one in (secret, secret.previous) if one is not None]
     made = (base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys)
