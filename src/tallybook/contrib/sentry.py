@@ -112,18 +112,16 @@ class _Sentry:
                 return
             with sentry_sdk.isolation_scope() as scope:
                 scope.clear_breadcrumbs()
-                scope.set_tags({f"tallybook.{key}": str(value) for key, value in _about(attempt).items()})
-                scope.set_context("tallybook", {**_about(attempt), "worker": attempt.worker_name})
+                name, queue = attempt.task_name, attempt.queue
+                about = {"task": name, "queue": queue, "job": attempt.job_id, "attempt": attempt.attempt}
+                scope.set_tags({f"tallybook.{key}": str(value) for key, value in about.items()})
+                scope.set_context("tallybook", {**about, "worker": attempt.worker_name})
                 transaction = sentry_sdk.continue_trace(
-                    _incoming(attempt.headers),
-                    op="queue.process",
-                    name=attempt.task_name,
-                    source="task",
-                    origin=_ORIGIN,
+                    _incoming(attempt.headers), op="queue.process", name=name, source="task", origin=_ORIGIN
                 )
                 with sentry_sdk.start_transaction(transaction) as span:
                     span.set_data("messaging.system", "tallybook")
-                    span.set_data("messaging.destination.name", attempt.queue)
+                    span.set_data("messaging.destination.name", queue)
                     span.set_data("messaging.message.id", str(attempt.job_id))
                     span.set_data("messaging.message.retry.count", attempt.attempt - 1)
                     attempt.recorded = partial(self._recorded, attempt, scope, span.get_trace_context())
@@ -177,10 +175,6 @@ class _Sentry:
     def closed(self, name: str) -> None:
         if self.inner is not None:
             self.inner.closed(name)
-
-
-def _about(attempt: Attempt) -> dict[str, str | int]:
-    return {"task": attempt.task_name, "queue": attempt.queue, "job": attempt.job_id, "attempt": attempt.attempt}
 
 
 def _carried() -> dict[str, str]:

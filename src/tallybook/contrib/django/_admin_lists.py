@@ -17,10 +17,8 @@ from tallybook._model.job_info import JobLine, JobPage
 from tallybook.contrib.django import _settings
 from tallybook.errors import ConfigError, InvalidArgument
 
-app = App("admin")
-"""For its verbs, which all run on Django's connection."""
-_LOOKED = 20_000
-"""The maximum of ledger rows that one page may skip."""
+app = App("admin")  # for its verbs, which all run on Django's connection
+_LOOKED = 20_000  # ledger rows that one page may skip at most
 _MOST_NAMES = 100
 _LINE = tuple(field.name for field in fields(JobLine) if field.name != "cursor")
 
@@ -78,8 +76,7 @@ class _Choice(SimpleListFilter):
     """A filter by one value of a column. The selected value is always listed, even if there are too many to show."""
 
     values: Sequence[str] = ()
-    query = ""
-    """Instead of values: a query of the first names, up to the limit."""
+    query = ""  # instead of values: a query of the first names, up to the limit
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
         asked = self.value()

@@ -32,8 +32,8 @@ class App(tallybook.App):
     ) -> None:
         super().__init__(name, dsn=dsn, session=session)
         self._used: WeakSet[Any] = WeakSet()
+        # Those of async jobs that have ended; each has a thread, and connections that the next job uses.
         self._spare: list[ThreadSensitiveContext] = []
-        """Those of async jobs that have ended; each has a thread, and connections that the next job uses."""
         self.lifespan(self._closed_at_the_end)
         self.around_job(self._fresh_in_thread)
         self.around_job(self._fresh_on_loop)

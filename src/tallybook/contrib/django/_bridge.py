@@ -15,8 +15,7 @@ from starlette.types import ASGIApp, Message
 T = TypeVar("T")
 
 _STREAM = "text/event-stream"
-_LAST = b"event: live\n"
-"""The last event of a reading: under WSGI a stream ends there, and the browser reconnects after a few seconds."""
+_LAST = b"event: live\n"  # the last event of a reading: under WSGI a stream ends there, and the browser reconnects
 
 
 class Bridge:

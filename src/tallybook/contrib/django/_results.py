@@ -20,8 +20,7 @@ from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook.contrib.django import _api
 
-known: dict[str, _api.Task] = {}
-"""The tasks that this program has declared, by the path of their function."""
+known: dict[str, _api.Task] = {}  # the tasks that this program has declared, by the path of their function
 
 
 def priority(given: int) -> int:
@@ -129,10 +128,7 @@ def _parameters(fn: Callable[..., Any], skip: int) -> list[inspect.Parameter]:
 
 
 def packed(fn: Callable[..., Any], skip: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by name; `*args` as a list under its own name. Raises TypeError for an invalid call.
-
-    The caller does not pass the first `skip` parameters.
-    """
+    """Return the arguments by name, after the first `skip`; `*args` as a list. TypeError for an invalid call."""
     signature = inspect.Signature(_parameters(fn, skip))
     found: dict[str, Any] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():

@@ -20,12 +20,9 @@ DATABASE = "TALLYBOOK_DJANGO_DATABASE"
 class Settings:
     """settings.TALLYBOOK, checked."""
 
-    app: str | None = None
-    """The location of the App, as "shop.jobs:app"."""
-    database: str = "default"
-    """The alias of the database with the schema tallybook."""
-    migrate: bool = False
-    """Whether `manage.py migrate` installs and upgrades that schema, too."""
+    app: str | None = None  # the location of the App, as "shop.jobs:app"
+    database: str = "default"  # the alias of the database with the schema tallybook
+    migrate: bool = False  # whether `manage.py migrate` installs and upgrades that schema, too
 
 
 _KINDS: dict[str, type] = {"APP": str, "DATABASE": str, "MIGRATE": bool}

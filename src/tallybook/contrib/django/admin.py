@@ -33,8 +33,7 @@ def _data(name: str) -> Any:
 
 
 class _Jobs(JobActs):
-    only_state: str | None = None
-    """The state, for a list of jobs in one state."""
+    only_state: str | None = None  # for a list of jobs in one state
     search_fields = ("id", "task")
     search_help_text = "An id, or the whole name of a task."
     sortable_by = ()

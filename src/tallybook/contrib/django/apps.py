@@ -74,10 +74,8 @@ def _check_settings(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckM
         try:
             app: tallybook.App = load_app(told.app)
         except click.ClickException as error:
-            text = error.format_message().removeprefix("--app: ")
-            found.append(
-                checks.Error(f"TALLYBOOK['APP']: {text}", hint=getattr(error, "hint", None), id="tallybook.E003")
-            )
+            text, hint = error.format_message().removeprefix("--app: "), getattr(error, "hint", None)
+            found.append(checks.Error(f"TALLYBOOK['APP']: {text}", hint=hint, id="tallybook.E003"))
         else:
             if not isinstance(app, App):
                 hint = "from tallybook.contrib.django import App"
