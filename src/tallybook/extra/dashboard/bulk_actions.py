@@ -24,14 +24,10 @@ from tallybook.extra.dashboard.database import IN_THE_WAY, Conn, rows
 from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.view import Act, Pages, View
 
-MOST = 10_000
-"""Maximum number of jobs of a preview and its action."""
-PIECE = 250
-"""Maximum number of jobs that one step of a preview finds. The page appears at once and requests further steps."""
-_LOOKS = 200
-"""Maximum number of steps of a preview, which bounds the search if hardly anything matches."""
-BATCH = 200
-"""Jobs per transaction: nobody waits long for one of them, and the audit row names all of them."""
+MOST = 10_000  # jobs of a preview and its action
+PIECE = 250  # jobs that one step of a preview finds; the page appears at once and requests further steps
+_LOOKS = 200  # steps of a preview, which bounds the search if hardly anything matches
+BATCH = 200  # jobs per transaction: nobody waits long for one of them, and the audit row names all of them
 _LONGEST = 20.0  # seconds in which a request may begin batches
 _LONGEST_FILTER = 500  # in the audit row, which has the ids, so nothing is lost
 _OPEN = ("scheduled", "retrying", "waiting", "available", "running")
@@ -71,20 +67,14 @@ class Preview:
     """The jobs that an action would change: those of one step, and the sums of all steps so far."""
 
     verb: Verb
-    ids: list[int] = field(default_factory=list)
-    """The jobs of this step."""
-    states: Counter[str] = field(default_factory=Counter)
-    """The number of jobs by state, of all steps so far."""
-    looks: int = 0
-    """The number of steps before this one."""
+    ids: list[int] = field(default_factory=list)  # the jobs of this step
+    states: Counter[str] = field(default_factory=Counter)  # the number of jobs by state, of all steps so far
+    looks: int = 0  # the number of steps before this one
     sample: list[dict[str, Any]] = field(default_factory=list)
     looked_to: datetime | None = None
-    next: str = ""
-    """The address of the next step."""
-    more: bool = False
-    """Whether there may be more jobs, which this preview does not cover."""
-    problem: str = ""
-    """Why the search stopped."""
+    next: str = ""  # the address of the next step
+    more: bool = False  # whether there may be more jobs, which this preview does not cover
+    problem: str = ""  # why the search stopped
 
     @property
     def count(self) -> int:
@@ -127,10 +117,7 @@ def looking(view: View, found: Preview) -> Iterator[None]:
 def preview(
     view: View, found: Preview, at: str, asked: dict[str, Any], said: dict[str, Any], after: str | None
 ) -> Response:
-    """Return the page with the number of jobs, a sample and the button, or for a further step its updated part.
-
-    `asked` has the filter of the list `at` as texts, and `said` has its times.
-    """
+    """Return the page of a preview, or for a further step its updated part. `asked` has the filter as texts."""
     back, to = view.url(at, **asked), f"{at}/{found.verb.name}"
     # "2 hours" must mean the same two hours in every step.
     asked = asked | {name: said[name].isoformat() for name in ("since", "before") if said[name]}

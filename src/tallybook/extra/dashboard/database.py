@@ -28,8 +28,7 @@ Conn = psycopg.AsyncConnection[tuple[Any, ...]]
 READ_TIMEOUT = "3s"
 """The time limit of a page's statements: a slow page shows an error and delays nobody else."""
 ACTION_TIMEOUT = "30s"
-_GRACE = 3.0
-"""The seconds after a statement's time limit that the server has to end it. Then the connection is cut."""
+_GRACE = 3.0  # seconds after a statement's time limit that the server has to end it; then the connection is cut
 _LONGEST_EXAMINATION = 60.0
 
 IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
@@ -37,10 +36,8 @@ IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, 
 
 _WAIT = 0.02
 """The seconds that a page waits for the doctor. The page shows the findings so far and requests the rest later."""
-_PATIENCE = timedelta(seconds=2)
-"""The time limit of each group of checks, close to that of a page."""
-_GOOD, _LAST_GOOD = 10.0, 60.0
-"""The seconds for which findings are reused, in general and by the overview."""
+_PATIENCE = timedelta(seconds=2)  # the time limit of each group of checks, close to that of a page
+_GOOD, _LAST_GOOD = 10.0, 60.0  # seconds for which findings are reused, in general and by the overview
 
 # Local to the transaction: no setting stays in a session that a pooler may share.
 _LIMITS = """\
@@ -58,8 +55,7 @@ async def rows(conn: Conn, query: str, *values: Any, **named: Any) -> list[dict[
 class _Limited(psycopg.AsyncConnection[tuple[Any, ...]]):
     """A connection that is cut if the server is silent: statement_timeout does not help if the server hangs."""
 
-    longest = 10.0
-    """The time limit of each answer, in seconds."""
+    longest = 10.0  # seconds for each answer
 
     async def wait(self, *args: Any, **named: Any) -> Any:
         with SocketTimeout(self, self.longest):
@@ -80,12 +76,8 @@ class Database:
         wait: float = 5.0,
         answer: float | None = None,
     ) -> None:
-        """`wait` is the limit in seconds for getting a connection. `answer` overrides the time limit of every reading.
-
-        With `read_dsn`, the DSN of a standby, readings run there.
-        """
-        self.standby: Standby | None = None
-        """The status of the standby at the last reading."""
+        """`wait` limits the seconds for a connection, `answer` those of a reading. `read_dsn` is that of a standby."""
+        self.standby: Standby | None = None  # as of the last reading
         self._is_standby = is_standby
         self._reads: Database | None = None
         if read_dsn is not None:

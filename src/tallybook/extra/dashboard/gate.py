@@ -33,8 +33,7 @@ _HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 _LARGEST_FORM = 256 * 1024
-_OPEN = ("/login", "/healthz", "/readyz")
-"""Paths without access check, in addition to static files."""
+_OPEN = ("/login", "/healthz", "/readyz")  # paths without access check, in addition to static files
 _UNREADABLE = "This address cannot be read."
 
 

@@ -25,17 +25,13 @@ Place = Callable[[str], Awaitable[At]]
 """Returns the node of a topic from the part of its name after the colon."""
 
 MOST_VIEWERS = 1000
-MOST_TOPICS = 500
-"""Maximum number of different topics of all viewers: each is read once a second."""
+MOST_TOPICS = 500  # different topics of all viewers: each is read once a second
 _BEAT = 15.0
-_HEALTH = "live"
-"""The event that every viewer gets: "ok", or "stale" while one of its topics cannot be read."""
+_HEALTH = "live"  # the event that every viewer gets: "ok", or "stale" while one of its topics cannot be read
 _RETRY = 3000
 _BREATH = 0.1  # minimum seconds between two readings, regardless of new viewers
-_SNAPSHOT = 1.0
-"""Seconds after which a reading continues in a new transaction, so that many topics do not delay vacuum."""
-_AGE = 600.0
-"""Seconds after which a viewer must reconnect, so that a user who has lost access stops seeing updates."""
+_SNAPSHOT = 1.0  # seconds after which a reading continues in a new transaction: many topics must not delay vacuum
+_AGE = 600.0  # seconds after which a viewer must reconnect, so that a user who has lost access stops seeing updates
 _AGAIN = 100
 _BREAK = re.compile(r"\r\n|\r|\n")
 
@@ -71,17 +67,13 @@ class Live:
         self._wanted = asyncio.Event()
         self.viewers = 0
         self.polls = 0
-        """The number of readings."""
 
     def topic(self, name: str, ask: Ask, place: Place | None = None) -> None:
         """Register a topic that reads one database: the only one, or the node that `place` returns."""
         self._asks[name], self._place[name] = ask, place or (lambda _: self._nodes.named(""))
 
     def over(self, name: str, ask: AskAll, *, each: bool = False) -> None:
-        """Register a topic that reads all nodes. With several nodes there is also one for each node, after the colon.
-
-        With `each`, any text may follow the colon.
-        """
+        """Register a topic that reads all nodes, or the one after the colon. With `each`, any text may follow that."""
         self._over[name] = ask
         if each or self._nodes.many:
             self._each.add(name)
@@ -195,10 +187,7 @@ class Live:
             self._nodes.lost(at, error)
 
     async def _ask_of(self, database: Database, left: list[str]) -> QueueUnavailable | None:
-        """Read the topics of one database. Return the error if it is away.
-
-        A failed topic aborts the transaction, so the others are read in the next one.
-        """
+        """Read the topics of one database. Return the error if it is away. After a failure a new transaction begins."""
         loop = asyncio.get_running_loop()
         while left:
             topic = None

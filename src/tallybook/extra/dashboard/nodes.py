@@ -22,10 +22,8 @@ from tallybook.extra.dashboard.database import Conn, Database
 T = TypeVar("T")
 log = logging.getLogger("tallybook.web")
 
-ANSWER = 2.0
-"""Seconds that a node has for its answer, and between two checks of a node that is away."""
-_GOOD = 30.0
-"""Seconds for which the list of nodes is cached."""
+ANSWER = 2.0  # seconds that a node has for its answer, and between two checks of a node that is away
+_GOOD = 30.0  # seconds for which the list of nodes is cached
 _NO_ANSWER = f"no answer within {ANSWER:g} s"
 
 
@@ -33,8 +31,7 @@ _NO_ANSWER = f"no answer within {ANSWER:g} s"
 class At:
     node: finding.Node
     database: Database
-    away: str | None = None
-    """Why the node does not answer; None if it does, as far as is known."""
+    away: str | None = None  # why the node does not answer; None if it does, as far as is known
     looked_at: float = 0.0
 
     @property
@@ -140,8 +137,7 @@ class Nodes:
     async def ask(self, question: Callable[[Conn, str], Awaitable[T]], only: str = "") -> list[Said[T]]:
         """Call `question` with a connection and a name for all nodes at the same time, or for one. Return the answers.
 
-        They are in the order of the nodes. A node that does not answer has an error instead of a value. Other errors of
-        Tallybook are raised.
+        A node that does not answer has an error instead of a value. Other errors of Tallybook are raised.
         """
         return await asyncio.gather(*(self.ask_one(at, question) for at in await self.chosen(only)))
 

@@ -29,10 +29,8 @@ select cast(coalesce(sum(c.completed), 0) as bigint)
 class Look:
     reading: top.Reading
     rates: top.Rates
-    today: int
-    """Jobs that completed today."""
-    good_until: float
-    """When to read `rates` and `today` again; this and `at`, the time of the reading, by time.monotonic()."""
+    today: int  # jobs that completed today
+    good_until: float  # when to read `rates` and `today` again; this and `at`, the time of the reading, are monotonic
     at: float
 
 
@@ -50,8 +48,7 @@ class Readings:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self.last: dict[str, Look] = {}
-        """The last reading of each node."""
+        self.last: dict[str, Look] = {}  # of each node
 
     async def read(self, only: str = "") -> dict[str, Any]:
         """Return the values for the overview. QueueUnavailable if no node has ever answered."""
@@ -79,10 +76,7 @@ class Readings:
         return None if found is None else time.monotonic() - found.at
 
     async def point(self, only: str = "") -> str:
-        """Return the newest point of the charts and the counts of the side bar, as JSON.
-
-        The point has the time, the rates of the last minute and the jobs by state.
-        """
+        """Return the newest point of the charts and the counts of the side bar, as JSON."""
         names = [at.name for at in await self._nodes.chosen(only)]
         if all((age := self.age(name)) is None or age >= _SAME_LOOK for name in names):
             await self.read(only)

@@ -14,8 +14,7 @@ from itsdangerous import BadData, URLSafeTimedSerializer
 from tallybook.extra.dashboard.users import User
 
 COOKIE = "tallybook"
-LONGEST = 12 * 3600
-"""Seconds for which a cookie is valid and a login lasts, regardless of activity."""
+LONGEST = 12 * 3600  # seconds for which a cookie is valid and a login lasts, regardless of activity
 _MOST = 3500  # bytes; browsers drop a cookie above 4096
 
 
@@ -72,10 +71,7 @@ class Visit:
 
 
 def cookie_name(host: str) -> str:
-    """Return the cookie's name for a host. It contains the port, because browsers share cookies between ports.
-
-    Two dashboards may therefore run on one machine.
-    """
+    """Return the cookie's name for a host, with its port: browsers share the cookies of two dashboards on one host."""
     _, _, port = host.rpartition(":")
     return f"{COOKIE}-{port}" if port.isdecimal() and len(port) < 6 else COOKIE
 

@@ -24,9 +24,7 @@ _STATUS: dict[type[Exception], int] = {
     errors.UnknownProvider: 404, errors.InvalidArgument: 400, errors.KeyTaken: 409, errors.QueueUnavailable: 503,
     errors.CommitUnknown: 503, errors.SchemaError: 503, errors.UnknownNode: 404,
 }  # fmt: skip
-
-_AT_ONCE = 2
-"""Passwords that are checked at the same time, at 0.1 s and 32 MB each."""
+_AT_ONCE = 2  # passwords that are checked at the same time, at 0.1 s and 32 MB each
 _IN_DOUBT = "The connection was lost at the commit: the change may have been made. Check before you repeat it."
 
 
@@ -41,10 +39,9 @@ class Shared:
         self.sessions = Sessions(secret)
         self.overview = Readings(nodes)
         self.env = environment()
+        # The turns of the checks of passwords, and the number of logins that have one or wait.
         self.turns, self.waiting = asyncio.Semaphore(_AT_ONCE), 0
-        """The turns of the checks of passwords, and the number of logins that have one or wait."""
-        self.root = ""
-        """The path where the dashboard is mounted, known from a request. Fragments for all viewers use it."""
+        self.root = ""  # where the dashboard is mounted, known from a request; fragments for all viewers use it
 
     def fragment(self, template: str, only: str = "", **values: Any) -> str:
         """Render a part of a page for all viewers, or for all viewers of a node, without values of a single viewer."""

@@ -66,10 +66,8 @@ class Users:
         return found.user if found and hmac.compare_digest(found.mark.encode(), mark.encode()) else None
 
     def may_try(self, name: str) -> bool:
-        """Count an attempt before it is made, so that concurrent ones count too. False if there were too many recently.
-
-        An unknown name is counted like any other, so the answer does not reveal which names exist.
-        """
+        """Count an attempt before it is made, so that concurrent ones count too. False if there were too many."""
+        # An unknown name is counted like any other, so the answer does not reveal which names exist.
         since = time.monotonic() - _WITHIN
         recent = [at for at in self._tries.pop(name, ()) if at > since]
         if may := len(recent) < _TRIES:

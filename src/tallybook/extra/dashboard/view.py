@@ -33,10 +33,8 @@ class View:
         self.app: App = site.app
         self.visit: Visit = request.scope["tallybook"]
         self.path: dict[str, Any] = request.path_params
-        self.node: str | None = None
-        """The node that was read; None for all."""
-        self.away: list[Said[Any]] = []
-        """Nodes that did not answer."""
+        self.node: str | None = None  # the node that was read; None for all
+        self.away: list[Said[Any]] = []  # nodes that did not answer
 
     @property
     def user(self) -> str:
@@ -66,10 +64,7 @@ class View:
             yield conn
 
     async def ask(self, question: Callable[[Conn, str], Awaitable[T]]) -> dict[str, T]:
-        """Return the answers by name of node, or that of the node in the address; the page shows which are away.
-
-        QueueUnavailable if no node answers.
-        """
+        """Return the answers by name of node, or that of the node in the address. QueueUnavailable if none answers."""
         found, self.away = await self.site.nodes.answered(question, self.asked("node"))
         return found
 
@@ -81,10 +76,7 @@ class View:
         return [value.strip() for value in self.request.query_params.getlist(name) if value.strip()]
 
     def url(self, path: str, **query: Any) -> str:
-        """Return the address of a page below the path of the dashboard; None and empty parameters are omitted.
-
-        On a page of one node, or of a job, the address has that node.
-        """
+        """Return the address of a page of the dashboard, with the node of this page; empty parameters are omitted."""
         if not path.startswith("/static/"):
             query.setdefault("node", self.asked("node") or (self.node if self.path.get("id") else None))
         return address(self.visit.root, path, **query)
@@ -118,8 +110,7 @@ class View:
 class Act(View):
     """A request that changes something, in one transaction with its audit row."""
 
-    conn: Conn
-    """The connection, in the transaction."""
+    conn: Conn  # in the transaction
     _audited = False
     _next: str | None = None
 
@@ -155,10 +146,7 @@ class Act(View):
     async def audit(
         self, action: str, target: dict[str, Any], done: dict[str, Any], *, changed: bool | str = True
     ) -> None:
-        """Add the audit row with the target and the result, never with args or secrets. Every action calls this once.
-
-        `changed` is the result of the verb: if it is False or "unchanged", no row is added.
-        """
+        """Add the audit row, never with args or secrets. Every action calls this once, with the verb's `changed`."""
         self._audited = True
         if changed not in (False, "unchanged"):
             await run(self.conn, audit.add(self.user, "web", action, target, done))

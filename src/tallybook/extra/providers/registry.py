@@ -31,8 +31,7 @@ from tallybook.extra.providers.steps import KeySource, Rotation, Steps, Tested
 T = TypeVar("T")
 Say = Callable[[Call[Any]], Coroutine[Any, Any, Any]]
 
-_MOST = 1000
-"""Cached answers."""
+_MOST = 1000  # cached answers
 
 
 class Providers:

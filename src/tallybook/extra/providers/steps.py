@@ -54,10 +54,7 @@ class Tested:
 
 
 class KeySource:
-    """The current keyring, parsed again when the variable, or the time or size of the file, changes.
-
-    A file can therefore be replaced while workers run.
-    """
+    """The current keyring, parsed again when the variable or the file changes, also while workers run."""
 
     def __init__(self) -> None:
         self._seen: object = None
@@ -153,16 +150,13 @@ def drop_secret(name: str, field: str, *, previous_only: bool) -> Steps[bool]:
 
 
 def rotate(keys: KeySource) -> Steps[Rotation]:
-    """Encrypt all secrets with the current key, each in its own transaction.
-
-    Repeats until a pass changes nothing, because a program with older keys may set secrets meanwhile.
-    """
+    """Encrypt all secrets with the current key, each in its own transaction."""
     keyring = keys.keyring()
     if keyring.current is None:
         raise ConfigError("TALLYBOOK_KEYS", None, "there is no key", hint="`tallybook provider key` prints one")
     rotated, moved = 0, -1
     problems: dict[Place, SecretError] = {}
-    while moved:
+    while moved:  # until a pass changes nothing: a program with older keys may set secrets meanwhile
         moved, problems = 0, {}
         after: Place | None = None
         while batch := (yield calls.under_other_keys(keyring.current, after)):

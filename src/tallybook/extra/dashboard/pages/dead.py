@@ -20,8 +20,7 @@ from tallybook.extra.dashboard.view import Pages, View
 pages = Pages()
 
 _PAGE = 50
-_LOOKED = 20_000
-"""Maximum number of dead letters that one page reads."""
+_LOOKED = 20_000  # dead letters that one page reads at most
 _ASKED = ("queue", "task", "reason", "error", "since", "before")
 _DEAD_LETTERS = Declared("""
   dead_letters(queue task reason text text, since before timestamptz, max_jobs int, before_id bigint, max_looked int)
@@ -57,12 +56,10 @@ def _place(letter: dict[str, Any]) -> str:
 async def _letters(
     view: View, query: str, most: int, said: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Return the dead letters of all nodes, and the one after which the next page begins.
-
-    If the limit of rows has ended the page, that one is a mark: the last one that was read.
-    """
+    """Return the dead letters of all nodes, and the one after which the next page begins: perhaps a mark, see below."""
     asked = said | {"max_jobs": most + 1, "max_looked": _LOOKED}
     every = list(chain(*(await view.ask(lambda conn, _: rows(conn, query, **asked))).values()))
+    # If the limit of rows has ended a page, its last row is a mark: the last dead letter that was read.
     mark = max((one for one in every if one["mark"]), key=_when, default=None)
     # If one node read no further, older ones of the other nodes wait for a later page.
     found = [one for one in every if not one["mark"] and (mark is None or _when(one) >= _when(mark))]

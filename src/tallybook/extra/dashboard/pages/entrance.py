@@ -14,10 +14,8 @@ from tallybook.extra.dashboard.live import TooManyViewers
 from tallybook.extra.dashboard.view import Pages, View, is_inside
 
 pages = Pages()
-_IN_LINE = 20
-"""Logins that may be checked or wait at the same time; more are refused."""
-_READS = 30.0
-"""Seconds that a client of a stream has to read what was sent."""
+_IN_LINE = 20  # logins that may be checked or wait at the same time; more are refused
+_READS = 30.0  # seconds that a client of a stream has to read what was sent
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 

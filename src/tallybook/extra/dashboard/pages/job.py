@@ -36,10 +36,7 @@ select p.child_id as id, {STATE.called(job_id="p.child_id")} as state from tally
 
 
 def events_of(found: list[TraceEvent]) -> list[dict[str, Any]]:
-    """Return a trace for a page, newest first, with the time `after` the previous event of the job.
-
-    Of the details, `run_at` and `reason` are members of their own.
-    """
+    """Return a trace for a page, newest first, with the time `after` the previous event of the job."""
     before: dict[int, datetime] = {}
     events: list[dict[str, Any]] = []
     for one in reversed(found):
@@ -56,17 +53,14 @@ def events_of(found: list[TraceEvent]) -> list[dict[str, Any]]:
 
 
 async def standing(app: App, conn: Conn, job: int) -> dict[str, Any]:
-    """Read a job's state for its page; `info` is None if the job does not exist, or no longer: it may have a history.
-
-    Each error is shown once: events and reasons do not repeat it.
-    """
+    """Read a job for its page; `info` is None if the job does not exist, or no longer: it may have a history."""
     info: JobInfo | None = None
     with suppress(UnknownJob):
         info = await app.get(job).on(conn)
     reasons = await app.jobs.why(job).on(conn)
     found = await app.jobs.trace(job=job, max_events=_MOST_EVENTS, newest_first=True).on(conn)
     events, errors = events_of(found), error_views(info.errors if info else None)
-    for event in events:
+    for event in events:  # each error is shown once: events and reasons do not repeat it
         if event["attempt"] in (one["attempt"] for one in errors):
             event["error"] = None
     if errors:

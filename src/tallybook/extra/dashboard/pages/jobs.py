@@ -28,8 +28,7 @@ Ask = Callable[[Callable[[Conn, str], Awaitable[Any]]], Awaitable[dict[str, Any]
 """Calls a function for the nodes and returns the answers by name."""
 
 _PAGE = 50
-_LOOKED = 20_000
-"""Maximum number of rows of the ledger that one page reads. The page appears at once; the user can read further."""
+_LOOKED = 20_000  # rows of the ledger that one page reads at most: it appears at once; the user can read further
 _SAMPLE = 10
 _SHARE = 20
 _TEXTS = ("queue", "task", "error", "since", "before", "unserved")
@@ -58,8 +57,7 @@ class List:
 
     def __init__(self, site: Shared, ask: Ask, params: QueryParams) -> None:
         self._app, self._nodes, self._ask = site.app, site.nodes, ask
-        self.asked: dict[str, Any] = {name: params.get(name, "").strip() for name in _TEXTS}
-        """The filter as texts."""
+        self.asked: dict[str, Any] = {name: params.get(name, "").strip() for name in _TEXTS}  # the filter as texts
         for name in ("state", "link"):
             self.asked[name] = [one.strip() for one in params.getlist(name) if one.strip()]
         self._after = params.get("after", "").strip()
@@ -86,10 +84,7 @@ class List:
     async def _merged(
         self, said: dict[str, Any], most: int, place: dict[str, str], *, whole: bool
     ) -> Part[tuple[str, JobLine]]:
-        """Return the newest jobs of all nodes.
-
-        Each node is asked for its share. One that has only jobs among the newest ones is asked once more, for a page.
-        """
+        """Return the newest jobs. A node is asked for its share, and if all of it is among these, once more."""
         share = -(-2 * most // max(2, len(self._nodes.read)))
         found = await self._read(said, share, place, whole=whole)
         times = sorted((job.enqueued_at for page in found.values() for job in page.jobs), reverse=True)
@@ -111,10 +106,7 @@ class List:
     async def _read(
         self, said: dict[str, Any], most: int, place: dict[str, str], *, whole: bool = False
     ) -> dict[str, JobPage]:
-        """Return the jobs of each node from its position on.
-
-        With `whole`, also read the counts of the tabs and, of a single database, the other columns of the list.
-        """
+        """Return the jobs of each node. With `whole`, also read the counts, and of one database the other columns."""
 
         async def read(conn: Conn, node: str) -> JobPage:
             if whole:

@@ -13,8 +13,7 @@ from tallybook.extra.dashboard.view import Act, Pages, View
 pages = Pages()
 
 _PAGE = 50
-_COUNTED = 1000
-"""The number at which the database stops counting: it means this many or more."""
+_COUNTED = 1000  # the number at which the database stops counting: it means this many or more
 _CONCURRENCY = Declared("""
   concurrency_keys(from_name text, max_keys int)
   -> rows (name rule text, most int, held waiting bigint, source text)""")

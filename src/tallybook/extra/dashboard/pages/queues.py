@@ -164,10 +164,7 @@ pages.form(
 
 @pages.action("/queue/truncate", steps=True)
 async def truncate(act: Act) -> str:
-    """Cancel the jobs that have not started, and on request ask running ones to stop.
-
-    Each batch is one transaction, so that no claim waits long.
-    """
+    """Cancel the jobs that have not started, and on request ask running ones to stop; no claim waits long."""
     name = act.form("name")
     if act.form("confirm") != name:
         raise InvalidArgument("To empty a queue, type its name. Nothing was changed.")

@@ -20,8 +20,7 @@ pages = Pages()
 
 _PAGE = 100
 _FIRES = 50
-_LOOK = 5000
-"""Maximum number of ticks that a filtered page of fires reads: a schedule that fires every second has millions."""
+_LOOK = 5000  # ticks that a filtered page of fires reads at most: a schedule that fires every second has millions
 _WHAT = {"enqueued": "ran", "skipped": "skipped", "missed": "missed", "failed": "failed"}
 _NEXT = 8
 # Only columns that the reader's role may see; a separate query reads the rest.

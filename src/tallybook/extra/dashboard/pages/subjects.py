@@ -20,8 +20,7 @@ pages = Pages()
 
 _NONE = "There is no such subject."
 _PAGE = 100
-_LOOKED = 500
-"""Maximum number of subjects that one page reads."""
+_LOOKED = 500  # subjects that one page reads at most
 _COLUMNS = """\
 s.task, s.subject, s.job_id, s.queue, s.state, s.iterations, s.failures, s.attempts, s.next_run_at, s.last_at,
        s.ended_at, s.last_error, s.error, s.scope"""

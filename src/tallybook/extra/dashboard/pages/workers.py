@@ -33,10 +33,7 @@ _RUNNING = top.RUNNING.select("job_id, attempt, queue, task, started_at")
 
 
 async def _of(conn: Conn, node: str, runs: dict[str, top.Runs]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the live workers of one database, with their numbers of running jobs, and those that ended last.
-
-    `runs` has the running jobs by node, as they were last read.
-    """
+    """Return the live workers and those that ended last. `runs` has the running jobs by node, as last read."""
     alive = await rows(conn, _ALIVE, _MOST + 1)
     ended = await rows(conn, _OVER, _ENDED)
     runs[node] = await top.runs_async(conn, runs.get(node))
