@@ -12,8 +12,6 @@ async def register(session: Transaction, email: str) -> None:
 api.mount("/queue", dashboard(app, authenticate=who))  # of tallybook.web; the lifespan closes its connections
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping

@@ -17,8 +17,6 @@ def register():
     db.session.commit()                 # the user and the job, or neither
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator

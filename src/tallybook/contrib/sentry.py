@@ -6,8 +6,6 @@ See https://github.com/tallybook/tallybook/blob/main/docs/sentry.md.
     instrument(app)
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext

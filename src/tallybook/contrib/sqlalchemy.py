@@ -1,7 +1,5 @@
 """Helpers for SQLAlchemy's tools. Sessions need nothing from here: pass them to `enqueue` directly."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 __all__ = ["include_name"]

@@ -16,8 +16,6 @@ backend for `django.tasks` (of Django 6, or before that of the package django-ta
 command line.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The base of the admins, and their actions: each runs a verb on Django's connection, with its audit row."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Lists of the admin: pages of jobs by a cursor, without count and offset; and the filters beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any

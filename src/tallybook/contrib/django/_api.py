@@ -1,7 +1,5 @@
 """`django.tasks` from Django 6, or from the package django-tasks for older versions."""
 
-from __future__ import annotations
-
 try:
     from django.tasks import task_backends
     from django.tasks.backends.base import BaseTaskBackend

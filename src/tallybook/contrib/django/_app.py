@@ -1,7 +1,5 @@
 """An App in a Django project: it uses the database of the settings, and no job gets a connection that is too old."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator

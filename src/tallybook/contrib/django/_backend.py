@@ -1,7 +1,5 @@
 """The backend for `django.tasks`: its tasks are ordinary jobs, enqueued on Django's own connection."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta

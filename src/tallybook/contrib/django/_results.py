@@ -1,7 +1,5 @@
 """A job as Django's TaskResult, its args by name as in all jobs, and the declared tasks of `django.tasks`."""
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import inspect

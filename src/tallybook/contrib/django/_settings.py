@@ -1,7 +1,5 @@
 """settings.TALLYBOOK, and the connection string of a database in settings.DATABASES."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 A name in the database runs only declared tasks: those that our Backend validated when their module was imported.
 """
 
-from __future__ import annotations
-
 import inspect
 import traceback
 from collections.abc import Mapping

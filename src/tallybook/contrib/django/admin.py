@@ -3,8 +3,6 @@
 It is active if django.contrib.admin is. `view_*` allows people to see it, `change_*` to use the actions.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.contrib import admin

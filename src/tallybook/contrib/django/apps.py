@@ -1,7 +1,5 @@
 """The Django app: its checks, and the schema, which `manage.py migrate` installs if the settings enable it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module

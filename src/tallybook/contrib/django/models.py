@@ -4,8 +4,6 @@
 verbs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.db import models

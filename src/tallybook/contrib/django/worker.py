@@ -5,8 +5,6 @@ App also serves the tasks of `django.tasks` that belong to our Backend. In a pro
 Django up first.
 """
 
-from __future__ import annotations
-
 import django
 from django.apps import apps
 from django.utils.module_loading import autodiscover_modules

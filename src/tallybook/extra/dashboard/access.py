@@ -1,7 +1,5 @@
 """The access check: which user may view and act. It runs before any page."""
 
-from __future__ import annotations
-
 import inspect
 import ipaddress
 from collections.abc import Awaitable, Callable

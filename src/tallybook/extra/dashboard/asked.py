@@ -1,7 +1,5 @@
 """Parse the values of filters as people write them: times, links, numbers. Raises InvalidArgument with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import UTC, datetime
 

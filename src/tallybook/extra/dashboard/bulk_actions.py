@@ -1,7 +1,5 @@
 """Actions on many jobs. A preview lists the ids; the action changes these, in batches, each with an audit row."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator

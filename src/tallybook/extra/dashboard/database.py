@@ -1,7 +1,5 @@
 """The dashboard's own connections: for reads with a time limit, actions in one transaction each, and the doctor."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The middleware for every page: security headers, the session, the user, and the check of forms."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 from urllib.parse import parse_qs, unquote_plus, urlsplit

@@ -1,7 +1,5 @@
 """The poller that feeds every viewer. It reads the database once a second, and only while there are viewers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The dashboard's pages for machines: /metrics for Prometheus, /healthz and /readyz for probes."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 from collections.abc import Callable

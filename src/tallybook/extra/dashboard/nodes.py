@@ -3,8 +3,6 @@
 A node that does not answer is marked as away. Pages then show this at once, and the node is checked in the background.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """The current figures for the overview. One poller reads them for every viewer."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import dataclass, replace

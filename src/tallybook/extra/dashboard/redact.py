@@ -3,8 +3,6 @@
 Any program may have written an error, so no type of its values is assumed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The templates and their filters: times, durations and numbers for people. All values are escaped."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The session: a small signed cookie with the user, the token against forged forms, and one notice."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import time

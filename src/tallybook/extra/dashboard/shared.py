@@ -1,7 +1,5 @@
 """The parts that all pages of a dashboard share: its App, its databases, its access check and the texts of errors."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from typing import Any

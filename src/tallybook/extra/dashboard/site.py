@@ -1,7 +1,5 @@
 """One dashboard: its app, its databases, its access check and all its pages; and how to mount it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

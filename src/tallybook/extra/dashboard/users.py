@@ -1,7 +1,5 @@
 """The users of the dashboard: a file with names and salted, slow hashes of passwords, made by `tallybook web user`."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

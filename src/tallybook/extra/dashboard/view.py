@@ -1,7 +1,5 @@
 """The request of a page: it reads, renders, and changes something together with its audit row."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any, TypeVar

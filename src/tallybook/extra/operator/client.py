@@ -17,8 +17,6 @@ Only the order of a query's pieces is free: a name may occur once, so the order 
 the same characters (%2D for -) is a different text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

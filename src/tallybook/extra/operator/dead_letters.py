@@ -1,7 +1,5 @@
 """Dead letters: list, retry and drop by filter."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The fields of a request: one value reads and describes each, so the OpenAPI document matches what is accepted."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass

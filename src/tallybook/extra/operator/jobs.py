@@ -1,7 +1,5 @@
 """Jobs: get one job, explain why it does not run, enqueue, retry, cancel."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tallybook._db import aio, calls, filters

@@ -1,7 +1,5 @@
 """The keys of the operator API: their scopes, their queues and the file of keys. A secret is never shown."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The OpenAPI 3.1 document, built from the table of endpoints. It contains nothing secret and needs no signature."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import groupby
 from typing import Any

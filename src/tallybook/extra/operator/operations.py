@@ -1,7 +1,5 @@
 """The endpoint as one value: the server runs it, and the OpenAPI document is built from it."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Refusals as application/problem+json (RFC 9457), and the status of each error of the core."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Queues: list, pause, resume, and count their jobs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tallybook._db import calls

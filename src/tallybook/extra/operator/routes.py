@@ -1,7 +1,5 @@
 """The table of endpoints, used to serve requests, to build the OpenAPI document and to check the docs page."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import chain

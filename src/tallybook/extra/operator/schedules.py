@@ -1,7 +1,5 @@
 """Schedules: list, run now, pause, resume."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tallybook._db import aio, schedules

@@ -1,7 +1,5 @@
 """The key that signed a request, and the check of the signature. For the signed text see client.py."""
 
-from __future__ import annotations
-
 import hmac
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Workers and the audit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tallybook._db import aio

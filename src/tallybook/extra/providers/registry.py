@@ -5,8 +5,6 @@ workers within that time. A worker reads on its own connection for handlers; oth
 App. A handler reads from the node of its job, and each node has its own cache entries.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

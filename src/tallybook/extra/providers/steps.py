@@ -4,8 +4,6 @@ This module decrypts and encrypts between two statements. A secret value is only
 TALLYBOOK_KEYS, or of the file that TALLYBOOK_KEYS_FILE names.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass

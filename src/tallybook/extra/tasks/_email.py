@@ -1,7 +1,5 @@
 """The task `tallybook.email`: send one message through a provider's SMTP server."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The task `tallybook.http`: make one call; the answer is the job's result."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

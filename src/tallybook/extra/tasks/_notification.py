@@ -1,7 +1,5 @@
 """The task `tallybook.notification`: send a mail and an SMS as one job, each with its own result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tallybook._app import ContextTask

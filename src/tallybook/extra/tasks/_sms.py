@@ -1,7 +1,5 @@
 """The task `tallybook.sms`: send one text message through a provider's HTTP interface."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

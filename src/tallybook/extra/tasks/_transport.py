@@ -5,8 +5,6 @@ rebinding) has no effect. TLS and the header Host keep the name. Nothing else ca
 redirects, no proxies from the environment and no reused connections.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -3,8 +3,6 @@
 See https://www.standardwebhooks.com.
 """
 
-from __future__ import annotations
-
 import base64
 import hmac
 import re

@@ -1,7 +1,5 @@
 """Audit: changes by people and programs, newest first."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Dead letters: a filtered list, newest first. Retry, cancel or drop one, some, or all that match."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from itertools import chain
 from typing import Any

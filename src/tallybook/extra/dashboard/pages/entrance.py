@@ -1,7 +1,5 @@
 """Pages without a noun: the login of a dashboard with its own users, and the stream for live parts."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing, suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """One job, live: its facts, its history and why it waits; and the trace of a link, subject or unique key."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime

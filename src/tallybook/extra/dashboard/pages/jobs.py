@@ -1,7 +1,5 @@
 """Jobs: a filtered list whose pages read a limited number of rows, with actions on some jobs or on all that match."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any

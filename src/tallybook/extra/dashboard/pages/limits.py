@@ -1,7 +1,5 @@
 """Limits: concurrency limits, rate limits, breakers and fair keys, and the actions that change them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from starlette.responses import Response

@@ -1,7 +1,5 @@
 """Maintenance: services, retention, findings of the doctor, the schema."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

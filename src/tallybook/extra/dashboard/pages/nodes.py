@@ -1,7 +1,5 @@
 """Nodes: for each whether it answers, the age of its figures, its jobs and its lag."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from starlette.responses import Response

@@ -1,7 +1,5 @@
 """Overview: the current figures, live. One poller reads them for every viewer."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from typing import Any

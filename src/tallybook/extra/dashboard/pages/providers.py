@@ -1,7 +1,5 @@
 """Providers: their settings, the names of their secrets and their routes. No secret is read, accepted or shown here."""
 
-from __future__ import annotations
-
 from starlette.responses import Response
 
 from tallybook.extra.dashboard.database import rows

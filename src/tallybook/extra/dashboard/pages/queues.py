@@ -1,7 +1,5 @@
 """Queues: the list with its numbers; one queue with its settings, its next jobs and its actions."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from itertools import chain

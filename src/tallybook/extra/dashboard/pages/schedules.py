@@ -1,7 +1,5 @@
 """Schedules: the list with the result of the last tick; one schedule with its next ticks and its stored fires."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import Any

@@ -1,7 +1,5 @@
 """Subjects: named jobs that run repeatedly. A list by task and name, those that stopped and why, and one subject."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

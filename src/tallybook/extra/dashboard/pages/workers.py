@@ -1,7 +1,5 @@
 """Workers: the live ones and those that ended last, live; one worker with its running jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain

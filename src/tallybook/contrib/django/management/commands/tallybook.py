@@ -1,7 +1,5 @@
 """manage.py tallybook ...: the command line, with the database and the App of the settings."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
