@@ -95,7 +95,18 @@ _ENQUEUE = (
 
 async def _enqueue(ask: Ask, conn: Conn) -> Changed:
     ask.reach(ask["queue"])
-    job = await aio.run(conn, calls.enqueue(_described(ask)))
+    apart = ("task", "args", "headers", "links")
+    given = {field.name: ask.get(field.name) for field in _ENQUEUE if field.name not in apart}
+    if given["on_conflict"] == "push_run_at" and given["run_at"] is None and given["delay"] is None:
+        given["delay"] = "0 s"
+    task, headers = ask["task"], dict(ask.get("headers", {}))
+    if "links" in headers:
+        raise Problem("invalid", "links is a field of its own, not a header")
+    if "links" in ask.values:
+        headers["links"] = ask["links"]
+    given["headers"] = encode(headers, task=task, max_bytes=8_000, what="headers") if headers else None
+    call = JobCall(task, encode(ask.get("args", {}), task=task), ask.get("unique"), Options().replaced(given))
+    job = await aio.run(conn, calls.enqueue(call))
     on_conflict = ask.get("on_conflict", "skip")
     if not job.created and on_conflict != "skip" and ask.key.queues is not None:
         # A unique key belongs to a task, so the changed job that holds it may be in any queue.
@@ -103,23 +114,8 @@ async def _enqueue(ask: Ask, conn: Conn) -> Changed:
     answer = {"job": job.id, "created": job.created}
     if not job.created and on_conflict == "skip":
         return Changed(answer)
-    target = {"queue": ask["queue"], "task": ask["task"], "on_conflict": on_conflict}
+    target = {"queue": ask["queue"], "task": task, "on_conflict": on_conflict}
     return Changed(answer, "enqueue", target, answer, 201 if job.created else 200)
-
-
-def _described(ask: Ask) -> JobCall:
-    apart = ("task", "args", "headers", "links")
-    given = {field.name: ask.get(field.name) for field in _ENQUEUE if field.name not in apart}
-    if given["on_conflict"] == "push_run_at" and given["run_at"] is None and given["delay"] is None:
-        given["delay"] = "0 s"
-    task = ask["task"]
-    headers = dict(ask.get("headers", {}))
-    if "links" in headers:
-        raise Problem("invalid", "links is a field of its own, not a header")
-    if "links" in ask.values:
-        headers["links"] = ask["links"]
-    given["headers"] = encode(headers, task=task, max_bytes=8_000, what="headers") if headers else None
-    return JobCall(task, encode(ask.get("args", {}), task=task), ask.get("unique"), Options().replaced(given))
 
 
 async def _retry(ask: Ask, conn: Conn) -> Changed:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.keys import SCOPES
-from tallybook.extra.operator.operations import Operation, Shape, record
+from tallybook.extra.operator.operations import Operation, record
 from tallybook.extra.operator.problems import CODES, Problem
 from tallybook.extra.operator.routes import NODE, OPERATIONS
 
@@ -105,7 +105,14 @@ def _body(fields: tuple[Field, ...]) -> dict[str, Any]:
 def _responses(operation: Operation, many: bool) -> dict[str, Any]:
     answer = operation.answer
     if many and operation.reads and NODE in operation.in_query:
-        answer = _of_nodes(answer)
+        # The shape of a list over several nodes, as `operations.merged` builds it.
+        ((name, rows),) = answer.schema["properties"].items()
+        item = rows["items"]
+        node = {"type": "string", "description": "The node that has it."}
+        away = {"type": "array", "items": {"type": "string"}, "description": "Nodes that did not answer."}
+        item = {**item, "properties": {**item["properties"], "node": node}, "required": [*item["required"], "node"]}
+        examples = [{**row, "node": NODE.example} for row in answer.example[name]]
+        answer = record(**{name: ({**rows, "items": item}, examples), "away": (away, [])})
     good = {"application/json": answer._asdict()}
     found: dict[str, Any] = {"200": {"description": "Done.", "content": good}}
     if operation.created:
@@ -115,17 +122,6 @@ def _responses(operation: Operation, many: bool) -> dict[str, Any]:
     for status, of_status in groupby(filter(codes.__contains__, CODES), key=lambda code: CODES[code][0]):
         found[str(status)] = _problem(list(of_status))
     return found
-
-
-def _of_nodes(answer: Shape) -> Shape:
-    """Return the shape of a list over several nodes, as `operations.merged` builds it."""
-    ((name, rows),) = answer.schema["properties"].items()
-    item = rows["items"]
-    node = {"type": "string", "description": "The node that has it."}
-    away = {"type": "array", "items": {"type": "string"}, "description": "Nodes that did not answer."}
-    item = {**item, "properties": {**item["properties"], "node": node}, "required": [*item["required"], "node"]}
-    examples = [{**row, "node": NODE.example} for row in answer.example[name]]
-    return record(**{name: ({**rows, "items": item}, examples), "away": (away, [])})
 
 
 def _problem(codes: list[str]) -> Mapping[str, Any]:

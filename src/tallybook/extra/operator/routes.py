@@ -10,8 +10,6 @@ from tallybook.extra.operator.operations import Operation
 from tallybook.extra.operator.problems import Problem
 
 NODE = fields.text("node", "The node, if the API serves several.", most=64, example="south")
-
-
 _NOUNS = (jobs.OPERATIONS, dead_letters.OPERATIONS, queues.OPERATIONS, schedules.OPERATIONS, workers.OPERATIONS)
 # An operation about a job has no field `node`: the id of the job determines the node.
 OPERATIONS: tuple[Operation, ...] = tuple(
@@ -21,12 +19,9 @@ OPERATIONS: tuple[Operation, ...] = tuple(
 
 
 def _pattern(operation: Operation) -> re.Pattern[str]:
-    # A name may contain a slash, which the server has decoded. The rest of the path is fixed, so the match is
-    # unambiguous.
-    forms = {
-        f"{{{one.name}}}": f"(?P<{one.name}>{'.*' if one.schema['type'] == 'string' else '[^/]+'})"
-        for one in operation.in_path
-    }
+    # A name may contain a slash, which the server has decoded. The rest of the path is fixed: one match is possible.
+    kinds = {one.name: ".*" if one.schema["type"] == "string" else "[^/]+" for one in operation.in_path}
+    forms = {f"{{{name}}}": f"(?P<{name}>{kind})" for name, kind in kinds.items()}
     parts = [forms.get(part) or re.escape(part) for part in re.split(r"(\{\w+\})", operation.path)]
     return re.compile("".join(parts), re.DOTALL)
 

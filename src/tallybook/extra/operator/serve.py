@@ -120,14 +120,10 @@ class OperatorApi:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.startup":
-                await send({"type": "lifespan.startup.complete"})
-            else:
-                await self.close()
-                await send({"type": "lifespan.shutdown.complete"})
-                return
+        while (await receive())["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        await self.close()
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
         path = served_path(scope)
@@ -160,10 +156,8 @@ class OperatorApi:
         if operation.changes is not None:
             changed = await self._change(chosen[0].database, operation, ask, signed)
             return _json(changed.answer, changed.status)
-        said = await asyncio.gather(
-            *(self._nodes.tried(at, partial(self._read, at.database, operation, ask, signed)) for at in chosen)
-        )
-        found, away = sorted_out(said)
+        asked = (self._nodes.tried(at, partial(self._read, at.database, operation, ask, signed)) for at in chosen)
+        found, away = sorted_out(await asyncio.gather(*asked))
         if not self._nodes.many or "job" in ask.values:
             return _json(found[chosen[0].name])
         return _json(merged(operation, ask, found, [one.name for one in away]))

@@ -58,13 +58,10 @@ def served_path(scope: Scope) -> str:
 
 
 def sent_path(scope: Scope) -> bytes:
-    """Return the path as the client sent it, with the prefix under which the API is mounted.
-
-    The decoded path of the scope selects the endpoint. A raw path that does not decode to it was not signed: a proxy
-    has rewritten one of them.
-    """
+    """Return the path as the client sent it, with the prefix under which the API is mounted."""
     path, root = scope["path"], scope.get("root_path", "")
     raw = (scope.get("raw_path") or b"").split(b"?", 1)[0]
+    # The decoded path selects the endpoint. Another raw path was not signed: a proxy has rewritten one of them.
     if raw and unquote(raw.decode("latin-1"), "utf-8") in (path, root + path):
         return raw
     if root and not path.startswith(root):

@@ -29,9 +29,8 @@ async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 
 async def _audits(ask: Ask, conn: Conn) -> dict[str, Any]:
-    found = await ask.app.audit.list(
-        actor=ask.get("actor"), action=ask.get("action"), before=ask.get("before"), max_rows=ask.get("max_rows", 50)
-    ).on(conn)
+    given: dict[str, Any] = {name: ask.get(name) for name in ("actor", "action", "before")}
+    found = await ask.app.audit.list(**given, max_rows=ask.get("max_rows", 50)).on(conn)
     return {"audits": [plain(row) for row in found]}
 
 
