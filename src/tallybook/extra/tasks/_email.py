@@ -78,7 +78,6 @@ async def email(
     recipients = list(dict.fromkeys(one.addr_spec for given in addresses.values() for one in given))
     if not 1 <= len(recipients) <= _MOST_RECIPIENTS:
         raise _wrong(who, f"it has {len(recipients)} recipients; 1 to {_MOST_RECIPIENTS} are allowed")
-    message_id = _message_id(ctx, from_, idempotency_key)
     message = EmailMessage(policy=POLICY)
     message["From"] = from_
     for name in ("to", "cc"):  # never bcc: it belongs to the envelope only
@@ -88,8 +87,11 @@ async def email(
         message["Reply-To"] = _address(who, "reply_to", reply_to)
     _add_header(who, message, "Subject", "subject", subject)
     message["Date"] = formatdate()
-    message["Message-ID"] = message_id
-    _add_headers(who, message, headers or {})
+    message["Message-ID"] = _message_id(ctx, from_, idempotency_key)
+    for name, value in (headers or {}).items():
+        if not _NAME.fullmatch(name) or name.lower() in _OURS or name.lower().startswith(("content-", "resent-")):
+            raise _wrong(who, f"header {name!r} cannot be set")
+        _add_header(who, message, name, f"header {name!r}", value)
     _add_content(who, message, text, html)
     return await _deliver(ctx, found, Server.of(who, found), message, from_.addr_spec, recipients)
 
@@ -185,13 +187,6 @@ def _environment(folder: str) -> Any:
         return name is not None and name.endswith(".html")
 
     return Environment(loader=FileSystemLoader(folder), autoescape=escaped, undefined=StrictUndefined)
-
-
-def _add_headers(who: str, message: EmailMessage, headers: dict[str, str]) -> None:
-    for name, value in headers.items():
-        if not _NAME.fullmatch(name) or name.lower() in _OURS or name.lower().startswith(("content-", "resent-")):
-            raise _wrong(who, f"header {name!r} cannot be set")
-        _add_header(who, message, name, f"header {name!r}", value)
 
 
 def _add_header(who: str, message: EmailMessage, name: str, what: str, value: object) -> None:

@@ -61,9 +61,8 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
 
 def pool(allowed: Allowed, ca: str | None) -> httpcore2.AsyncConnectionPool:
     """Return a pool for one call: HTTP/1.1, one connection, no retries."""
-    return httpcore2.AsyncConnectionPool(
-        ssl_context=tls(ca), max_connections=1, network_backend=CheckedBackend(allowed)
-    )
+    backend = CheckedBackend(allowed)
+    return httpcore2.AsyncConnectionPool(ssl_context=tls(ca), max_connections=1, network_backend=backend)
 
 
 @lru_cache(maxsize=32)

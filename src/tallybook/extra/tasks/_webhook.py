@@ -68,10 +68,9 @@ async def webhook(
     if (secret := found.secrets.get("signing_secret")) is None:
         raise ConfigError(option(found, "signing_secret"), None, "this secret is missing", hint=_HINT)
     at = str(int(time.time()))
-    signature = _signatures(secret, (message_id, at), content, option(found, "signing_secret"))
-    signed = {"webhook-id": message_id, "webhook-timestamp": at, "webhook-signature": signature}
-    kind = {"Content-Type": content_type}
-    answer = await call.make(ctx, "POST", content, kind | signed, more=headers, most=_MOST, cut=True)
+    ours = {"Content-Type": content_type, "webhook-id": message_id, "webhook-timestamp": at}
+    ours["webhook-signature"] = _signatures(secret, (message_id, at), content, option(found, "signing_secret"))
+    answer = await call.make(ctx, "POST", content, ours, more=headers, most=_MOST, cut=True)
     if 200 <= answer.status < 300:
         said = call.mask.text(answer.text()).replace("\0", "\ufffd")[:_KEPT]  # the database cannot store a NUL
         return {"status": answer.status, "webhook_id": message_id, "answer": said}
