@@ -36,9 +36,7 @@ class Providers:
     """The providers of the App's database. Verbs that read cache their answers for `fresh_for`."""
 
     def __init__(self, app: Source, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._app = app
-        self._clock = clock
-        self._keys = KeySource()
+        self._app, self._clock, self._keys = app, clock, KeySource()
         self._kept: dict[Hashable, tuple[float, Provider | None]] = {}
         self._flights: dict[tuple[Hashable, ...], asyncio.Task[Provider | None]] = {}
         self._generation = 0

@@ -65,7 +65,13 @@ class KeySource:
         if text.reveal().strip() and path:
             hint = "Unset one of them; a program that rotates its keys without a restart needs the file"
             raise ConfigError("TALLYBOOK_KEYS_FILE", path, "TALLYBOOK_KEYS is set as well", hint=hint)
-        seen = (path, *_stamp(path)) if path else text
+        seen: object = text
+        if path:
+            try:
+                about = Path(path).stat()
+            except OSError as error:
+                raise _unreadable(path, error) from None
+            seen = (path, about.st_mtime_ns, about.st_size, about.st_ino)
         if seen != self._seen:
             if path:
                 self._keyring = parse_keys(_read(path), "TALLYBOOK_KEYS_FILE")
@@ -75,14 +81,6 @@ class KeySource:
                 self._keyring = Keyring({}, _NOWHERE)
             self._seen = seen
         return self._keyring
-
-
-def _stamp(path: str) -> tuple[int, ...]:
-    try:
-        found = Path(path).stat()
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def _read(path: str) -> Secret:
