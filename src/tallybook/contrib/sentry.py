@@ -76,9 +76,7 @@ class _Sentry:
     """See `_model.tracing.Tracing`. `inner` is the App's other tracer, OpenTelemetry's."""
 
     def __init__(self, inner: Tracing | None, *, retried: bool, args: bool) -> None:
-        self.inner = inner
-        self._retried = retried
-        self._args = args
+        self.inner, self._retried, self._args = inner, retried, args
 
     @contextmanager
     def sending(self, what: What, *, keeps: bool = False) -> Iterator[Sending[What]]:

@@ -38,7 +38,6 @@ def chosen(request: Any) -> list[str]:
 
 
 def who(request: Any) -> str:
-    """Return the person's name, for the audit."""
     return str(request.user.get_username())[:200] or f"user {request.user.pk}"
 
 
@@ -50,7 +49,6 @@ class Shown(admin.ModelAdmin):
     show_facets = admin.ShowFacets.NEVER
 
     def get_queryset(self, request: Any) -> Any:
-        """Use the database with the schema."""
         return self.model.objects.using(alias())
 
     def has_add_permission(self, request: Any) -> bool:

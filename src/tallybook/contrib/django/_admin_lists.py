@@ -43,8 +43,11 @@ class JobList(ChangeList):
             self.result_list = list(self.root_queryset.filter(pk=int(self.query)))
         else:
             page = self._page(request.GET.get(PAGE_VAR) or None)
-            self.result_list = [self._row(line) for line in page.jobs]
-            after = page.next
+            self.result_list, after = [], page.next
+            for line in page.jobs:
+                row = self.model(**{name: getattr(line, name) for name in _LINE})
+                row._state.adding, row._state.db = False, alias()
+                self.result_list.append(row)
         self.next_url = self.get_query_string({PAGE_VAR: after}) if after else None
         self.first_url = self.get_query_string() if PAGE_VAR in request.GET else None
         self.result_count = self.full_result_count = len(self.result_list)
@@ -63,11 +66,6 @@ class JobList(ChangeList):
                 ).sync(alias())  # fmt: skip
         except (ConfigError, InvalidArgument) as error:
             raise IncorrectLookupParameters(error) from error
-
-    def _row(self, line: Any) -> Any:
-        row = self.model(**{name: getattr(line, name) for name in _LINE})
-        row._state.adding, row._state.db = False, alias()
-        return row
 
 
 class _Choice(SimpleListFilter):
@@ -111,7 +109,6 @@ class PausedFilter(_Choice):
 
 
 def column(query: str, param: object) -> list[Any]:
-    """Return the first column of a query."""
     with connections[alias()].cursor() as cursor:
         cursor.execute(query, [param])
         return [found for (found,) in cursor.fetchall()]

@@ -48,9 +48,8 @@ class Backend(_api.BaseTaskBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
         if unknown := sorted(set(self.options) - set(_OPTIONS)):
-            raise ImproperlyConfigured(
-                f"TASKS[{alias!r}]['OPTIONS'] has no key {unknown[0]!r}; it has {', '.join(_OPTIONS)}"
-            )
+            text = f"TASKS[{alias!r}]['OPTIONS'] has no key {unknown[0]!r}; it has {', '.join(_OPTIONS)}"
+            raise ImproperlyConfigured(text)
 
     @property
     def database(self) -> str:
@@ -75,12 +74,8 @@ class Backend(_api.BaseTaskBackend):
         run_at = task.run_after
         if run_at is not None and timezone.is_naive(run_at):
             run_at = timezone.make_aware(run_at)
-        bound = _tasks.declared[task.module_path].with_(
-            queue=task.queue_name,
-            priority=priority(task.priority),
-            run_at=run_at,
-            headers={"django": {"backend": self.alias, "args": len(args)}},
-        )
+        ours, headers = _tasks.declared[task.module_path], {"django": {"backend": self.alias, "args": len(args)}}
+        bound = ours.with_(queue=task.queue_name, priority=priority(task.priority), run_at=run_at, headers=headers)
         job = sync.run(connections[self.database], calls.enqueue(bound.job(**stored)))
         told = {"id": str(job.id), "status": _api.TaskResultStatus.READY, "enqueued_at": timezone.now()}
         result = made(self, task=task, args=args, kwargs=kwargs, **told)
@@ -95,10 +90,8 @@ class Backend(_api.BaseTaskBackend):
         """Check that its database is PostgreSQL, its queue names are valid, and our app is installed."""
         where = f"TASKS[{self.alias!r}]"
         if not apps.is_installed("tallybook.contrib.django"):
-            hint = 'Add "tallybook.contrib.django" to INSTALLED_APPS'
-            yield checks.Warning(
-                f"{where}: Tallybook's own checks and commands are missing", hint=hint, id="tallybook.W003"
-            )
+            text = f"{where}: Tallybook's own checks and commands are missing"
+            yield checks.Warning(text, hint='Add "tallybook.contrib.django" to INSTALLED_APPS', id="tallybook.W003")
         try:
             alias = self.database
         except ImproperlyConfigured as error:
@@ -116,7 +109,5 @@ class Backend(_api.BaseTaskBackend):
 
 
 def queues() -> set[str]:
-    """Return the queues of all our backends."""
-    return {
-        str(name) for backend in _api.task_backends.all() if isinstance(backend, Backend) for name in backend.queues
-    }
+    ours = (backend for backend in _api.task_backends.all() if isinstance(backend, Backend))
+    return {str(name) for backend in ours for name in backend.queues}

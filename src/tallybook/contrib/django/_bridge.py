@@ -107,7 +107,6 @@ class _Exchange:
         return bytes(body)
 
     async def rest(self) -> bytes:
-        """Return the whole body."""
         found = bytearray()
         while chunk := await self.chunk():
             found += chunk

@@ -91,12 +91,7 @@ def _result(backend: Any, task: _api.Task, job: dict[str, Any], attempts: list[d
         finished_at=_instant(job["ended_at"]) if job["state"] in ("completed", "cancelled", "dead") else None,
         args=args,
         kwargs=kwargs,
-        errors=[
-            _api.TaskError(
-                exception_class_path=_path(str(error.get("type"))), traceback=str(error.get("traceback") or "")
-            )
-            for error in job["errors"] or ()
-        ],
+        errors=[_error(one) for one in job["errors"] or ()],
         worker_ids=[attempt["worker"] or "" for attempt in attempts],
     )
     if status == _api.TaskResultStatus.SUCCESSFUL:
@@ -104,21 +99,21 @@ def _result(backend: Any, task: _api.Task, job: dict[str, Any], attempts: list[d
     return result
 
 
-def _path(kind: str) -> str:
-    """Return an importable path for a class that our error list names without `builtins`."""
-    if "." in kind:
-        return kind
-    if isinstance(getattr(builtins, kind, None), type):
-        return f"builtins.{kind}"
-    return "tallybook.Dead" if kind == "Dead" else "builtins.RuntimeError"
+def _error(said: dict[str, Any]) -> _api.TaskError:
+    """Return an error with an importable path of its class, which our error list names without `builtins`."""
+    path = str(said.get("type"))
+    if isinstance(getattr(builtins, path, None), type):
+        path = f"builtins.{path}"
+    elif "." not in path:
+        path = "tallybook.Dead" if path == "Dead" else "builtins.RuntimeError"
+    return _api.TaskError(exception_class_path=path, traceback=str(said.get("traceback") or ""))
 
 
 def _instant(text: str | None) -> datetime | None:
     at = instant(text)
-    if at is None or settings.USE_TZ:
-        return None if at is None else at.astimezone(UTC)
-    naive: datetime = timezone.make_naive(at)
-    return naive
+    if at is None:
+        return None
+    return at.astimezone(UTC) if settings.USE_TZ else timezone.make_naive(at)
 
 
 def _parameters(fn: Callable[..., Any], skip: int) -> list[inspect.Parameter]:

@@ -35,9 +35,8 @@ def read() -> Settings:
         if key not in _KINDS:
             raise ImproperlyConfigured(f"TALLYBOOK has no key {key!r}; it has {', '.join(_KINDS)}")
         if not isinstance(value, _KINDS[key]):
-            raise ImproperlyConfigured(
-                f"TALLYBOOK[{key!r}] is of type {type(value).__name__}, not {_KINDS[key].__name__}"
-            )
+            text = f"TALLYBOOK[{key!r}] is of type {type(value).__name__}, not {_KINDS[key].__name__}"
+            raise ImproperlyConfigured(text)
     database = os.environ.get(DATABASE) or given.get("DATABASE", "default")
     if database not in connections.settings:
         raise ImproperlyConfigured(f"TALLYBOOK names the database {database!r}, which is not in DATABASES")

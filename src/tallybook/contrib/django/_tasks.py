@@ -83,9 +83,8 @@ class _Run:
     def __init__(self, task: _api.Task, context: Context) -> None:
         self._context = context
         alias = (context.headers.get("django") or {}).get("backend")
-        self.backend = _api.task_backends[
-            alias if isinstance(alias, str) and alias in _api.task_backends.settings else task.backend
-        ]
+        is_known = isinstance(alias, str) and alias in _api.task_backends.settings
+        self.backend = _api.task_backends[alias if is_known else task.backend]
         self.result = read(self.backend, str(context.job_id))
         self.first = [_api.TaskContext(task_result=self.result)] if task.takes_context else []
 

@@ -48,7 +48,6 @@ class _Jobs(JobActs):
 
     @admin.display(description="Why")
     def why(self, job: Job) -> str:
-        """Return why it does not run, or how it ended."""
         reasons = lists.app.jobs.why(job.pk).sync(lists.alias())
         return str(format_html_join("", "{}<br>", ((reason.explanation,) for reason in reasons)))
 

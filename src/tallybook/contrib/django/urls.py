@@ -47,7 +47,11 @@ def _bridge(process: int) -> Bridge:
 def _dashboard(request: Any, rest: str) -> Any:
     user = request.user
     if not user.is_authenticated:
-        return redirect_to_login(request.get_full_path(), _login())
+        try:
+            login = str(reverse("admin:login"))
+        except NoReverseMatch:
+            login = str(settings.LOGIN_URL)
+        return redirect_to_login(request.get_full_path(), login)
     if not user.is_staff or not all(_may(user, "view", one) or _may(user, "change", one) for one in _SHOWN):
         raise PermissionDenied
     name = str(user.get_username())[:200] or f"user {user.pk}"
@@ -58,13 +62,6 @@ def _dashboard(request: Any, rest: str) -> Any:
 
 def _may(user: Any, verb: str, model: str) -> bool:
     return bool(user.has_perm(f"tallybook.{verb}_{model}"))
-
-
-def _login() -> str:
-    try:
-        return str(reverse("admin:login"))
-    except NoReverseMatch:
-        return str(settings.LOGIN_URL)
 
 
 urlpatterns = [re_path(r"^(?P<rest>.*)$", _dashboard, name="tallybook-dashboard")]

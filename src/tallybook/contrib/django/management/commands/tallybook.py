@@ -44,10 +44,9 @@ class Command(BaseCommand):
         """Run one command in this process. Raises CommandError if it fails."""
         self._prepare(database, None)
         with ExitStack() as stack:
-            if options.get("stdout"):
-                stack.enter_context(redirect_stdout(options["stdout"]))
-            if options.get("stderr"):
-                stack.enter_context(redirect_stderr(options["stderr"]))
+            for name, redirect in (("stdout", redirect_stdout), ("stderr", redirect_stderr)):
+                if options.get(name):
+                    stack.enter_context(redirect(options[name]))
             try:
                 cli.main(words, prog_name="manage.py tallybook")
             except SystemExit as end:
