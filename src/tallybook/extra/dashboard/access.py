@@ -25,9 +25,7 @@ class Access:
     """The access of one of three kinds: the host application's hook, users with passwords, or this machine only."""
 
     def __init__(self, authenticate: Authenticate | None, users: Users | None, read_only: bool) -> None:
-        self._authenticate = authenticate
-        self.users = users
-        self.read_only = read_only
+        self._authenticate, self.users, self.read_only = authenticate, users, read_only
         self.is_local = authenticate is None and users is None
 
     async def user(self, request: Request, session: Session) -> User | None:

@@ -80,10 +80,7 @@ class Database:
         self._reads: Database | None = None
         if read_dsn is not None:
             self._reads = Database(source, dsn=read_dsn, is_standby=True, max_size=max_size, wait=wait)
-        self._source = source
-        self._dsn = dsn
-        self._max_size = max_size
-        self._wait = wait
+        self._source, self._dsn, self._max_size, self._wait = source, dsn, max_size, wait
         self._answer = None if answer is None else f"{answer:g}s"
         self._pool: AsyncConnectionPool[_Limited] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

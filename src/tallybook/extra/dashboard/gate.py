@@ -121,11 +121,9 @@ class Gate:
                 return RedirectResponse(view.url("/login", next=view.here), 303)
             raise HTTPException(401, "Log in first.")
         if self._site.access.is_local:
-            raise HTTPException(
-                403,
-                "Without users or a hook of the application, this dashboard accepts only requests from this machine,"
-                " sent to localhost or a loopback address. Use --users, or authenticate=, to give others access.",
-            )
+            why = "Without users or a hook of the application, this dashboard accepts only requests from this machine,"
+            why += " sent to localhost or a loopback address. Use --users, or authenticate=, to give others access."
+            raise HTTPException(403, why)
         raise HTTPException(403, "You may not see this dashboard.")
 
 
@@ -150,11 +148,8 @@ async def _form(request: Request) -> dict[str, list[str]]:
 
 
 def _is_same_origin(request: Request) -> bool:
-    """Return whether, according to the browser, the form comes from this site. The token is checked as well.
-
-    Browsers send Sec-Fetch-Site on https and on this machine. Elsewhere the Origin is compared with the Host, so a
-    proxy must not replace the Host.
-    """
+    """Return whether, according to the browser, the form comes from this site. The token is checked as well."""
+    # Browsers send this header on https and on this machine only. Elsewhere a proxy must not replace the Host.
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site in ("same-origin", "none")

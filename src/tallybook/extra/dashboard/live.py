@@ -49,8 +49,7 @@ class Live:
     """The topics, their viewers, and the one task that reads."""
 
     def __init__(self, nodes: Nodes, *, every: float = 1.0) -> None:
-        self._nodes = nodes
-        self._every = every
+        self._nodes, self._every = nodes, every
         self._asks: dict[str, Ask] = {}
         self._place: dict[str, Place] = {}
         self._over: dict[str, AskAll] = {}
@@ -63,8 +62,7 @@ class Live:
         self._poller: asyncio.Task[None] | None = None
         self._version = 0
         self._wanted = asyncio.Event()
-        self.viewers = 0
-        self.polls = 0
+        self.viewers = self.polls = 0
 
     def topic(self, name: str, ask: Ask, place: Place | None = None) -> None:
         """Register a topic that reads one database: the only one, or the node that `place` returns."""

@@ -89,10 +89,8 @@ class Readings:
 
 
 def standing(now: top.Reading, rates: top.Rates) -> dict[str, Any]:
-    """Return a reading for the templates."""
-    queues = sorted(
-        now.queues.values(), key=lambda one: (-(one["available"] + one["running"] + one["dead"]), one["name"])
-    )
+    queues = sorted(now.queues.values(), key=lambda one: one["name"])
+    queues.sort(key=lambda one: one["available"] + one["running"] + one["dead"], reverse=True)
     total = {state: sum(one[state] or 0 for one in queues) for state in STATES}
     return {
         "now": now, "rates": rates, "total": total,

@@ -20,10 +20,7 @@ _DEEPEST = 64
 
 
 def redact(value: Any, depth: int = 0) -> Any:
-    """Return the value with dots in place of everything under a key that looks like a secret, at any depth.
-
-    redact({"user": 1, "api_key": "x"})  # {"user": 1, "api_key": "••••••"}
-    """
+    """Return the value with dots in place of everything under a key that looks like a secret, at any depth."""
     if depth > _DEEPEST:
         return DOTS
     if isinstance(value, dict):

@@ -20,8 +20,7 @@ class Session:
     """The values of the cookie, and whether it has to be sent again."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self.values = values
-        self.changed = False
+        self.values, self.changed = values, False
 
     @property
     def token(self) -> str:
@@ -37,7 +36,6 @@ class Session:
         return self.values.get(key)
 
     def pop(self, key: str) -> Any:
-        """Remove a value and return it; None if it is missing."""
         if key not in self.values:
             return None
         self.changed = True
@@ -45,13 +43,10 @@ class Session:
 
     def renew(self) -> None:
         """Clear the session, so that it gets a new token: at a login and at a logout."""
-        self.values = {}
-        self.changed = True
+        self.values, self.changed = {}, True
 
     def login(self, name: str, mark: str) -> None:
-        """Log a user in; all earlier values are dropped."""
-        self.renew()
-        self.values = {"user": name, "mark": mark, "since": int(time.time())}
+        self.values, self.changed = {"user": name, "mark": mark, "since": int(time.time())}, True
 
     @property
     def is_young(self) -> bool:

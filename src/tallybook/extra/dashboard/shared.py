@@ -30,9 +30,7 @@ class Shared:
     """The base of Site: the part that pages use."""
 
     def __init__(self, app: App, access: Access, nodes: Nodes, *, secret: str | None) -> None:
-        self.app = app
-        self.access = access
-        self.nodes = nodes
+        self.app, self.access, self.nodes = app, access, nodes
         self.live = Live(nodes)
         self.sessions = Sessions(secret)
         self.overview = Readings(nodes)
@@ -55,10 +53,8 @@ class Shared:
 
     def why_read_only(self, user: User | None) -> str:
         if self.access.read_only:
-            return (
-                "This dashboard is read-only. Start it with --operate, or with read_only=False,"
-                " to change things from here."
-            )
+            advice = "Start it with --operate, or with read_only=False, to change things from here."
+            return f"This dashboard is read-only. {advice}"
         return f"{user.name if user else 'You'} may view the dashboard, but not change anything."
 
     def explain(self, error: Exception) -> tuple[int, str, str | None]:

@@ -41,21 +41,6 @@ class Site(Shared):
         self, app: App, access: Access, nodes: Nodes, *, secret: str | None = None, metrics_token: str | None = None
     ) -> None:
         super().__init__(app, access, nodes, secret=secret)
-        pages = self._starlette(metrics_token)
-        self.routes: list[BaseRoute] = pages.routes
-        self._asgi: ASGIApp = Gate(pages, self, metrics_token)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, as a standalone or mounted ASGI application."""
-        self.root = scope.get("root_path", "").rstrip("/") or self.root
-        await self._asgi(scope, receive, send)
-
-    async def aclose(self) -> None:
-        """Close the connections. The lifespan of a standalone dashboard calls this; a host that mounts it can do so."""
-        await self.live.close()
-        await self.nodes.close()
-
-    def _starlette(self, metrics_token: str | None) -> Starlette:
         routes: list[Mount | Route] = [
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static"),
             # A user who may view the dashboard may also read its metrics.
@@ -77,12 +62,22 @@ class Site(Shared):
             finally:
                 await self.aclose()
 
-        handlers: dict[Any, Any] = {
-            HTTPException: self._http_error, TallybookError: self._error, Error: self._error, 500: self._error,
-        }  # fmt: skip
+        handlers: dict[Any, Any] = dict.fromkeys((TallybookError, Error, 500), self._error)
+        handlers[HTTPException] = self._http_error
         built = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
         built.state.site = self
-        return built
+        self.routes: list[BaseRoute] = built.routes
+        self._asgi: ASGIApp = Gate(built, self, metrics_token)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, as a standalone or mounted ASGI application."""
+        self.root = scope.get("root_path", "").rstrip("/") or self.root
+        await self._asgi(scope, receive, send)
+
+    async def aclose(self) -> None:
+        """Close the connections. The lifespan of a standalone dashboard calls this; a host that mounts it can do so."""
+        await self.live.close()
+        await self.nodes.close()
 
     async def _http_error(self, request: Request, error: HTTPException) -> Response:
         message = "There is no such page." if error.status_code == 404 else str(error.detail)

@@ -104,9 +104,8 @@ def read_users(path: Path) -> Users:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("users", str(path), f"is not TOML: {error}") from None
     if not isinstance(table, dict) or not table:
-        raise ConfigError(
-            "users", str(path), "it names no users", hint="`tallybook web user ada` prints the lines of a user"
-        )
+        hint = "`tallybook web user ada` prints the lines of a user"
+        raise ConfigError("users", str(path), "it names no users", hint=hint)
     found = {}
     for name, said in table.items():
         if not is_name(name):

@@ -26,8 +26,7 @@ T = TypeVar("T")
 
 class View:
     def __init__(self, request: Request, site: Shared) -> None:
-        self.request = request
-        self.site = site
+        self.request, self.site = request, site
         self.app: App = site.app
         self.visit: Visit = request.scope["tallybook"]
         self.path: dict[str, Any] = request.path_params

@@ -89,7 +89,6 @@ async def dead(view: View) -> Response:
 
 
 async def preview(view: View) -> Response:
-    """Show the number of matches and a sample before an action."""
     verb = bulk_actions.VERBS.get(view.asked("verb"))
     if verb is None or "dead" not in verb.states:
         raise InvalidArgument("A dead letter can be retried, cancelled or dropped.")

@@ -111,11 +111,9 @@ async def trace(view: View) -> Response:
     problem, events, most = None, None, _MOST_EVENTS
     try:
         most = number_of("the number of events", view.asked("most"), 1, 5000, _MOST_EVENTS)
-        given: dict[str, Any] = {
-            "links": links_of(asked["link"]), "subject": text_of("subject", asked["subject"]),
-            "unique": text_of("unique key", asked["unique"]),
-        }  # fmt: skip
-        given = {key: value for key, value in given.items() if value is not None}
+        links, subject = links_of(asked["link"]), text_of("subject", asked["subject"])
+        said = {"links": links, "subject": subject, "unique": text_of("unique key", asked["unique"])}
+        given: dict[str, Any] = {key: value for key, value in said.items() if value is not None}
         if len(given) > 1:
             raise InvalidArgument("A trace follows one thing: a link, a subject or a unique key.")
         if given:

@@ -41,7 +41,6 @@ select array_agg(distinct c.queue collate "C") as queues, array_agg(distinct c.t
 
 
 def _filter(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the filter as arguments of the verb."""
     if unknown := [state for state in asked["state"] if state not in STATES]:
         raise InvalidArgument(f"{unknown[0][:40]!r} is not a state of a job: they are {', '.join(STATES)}")
     said: dict[str, Any] = {name: text_of(name, asked[name]) for name in ("queue", "task", "error")}
@@ -120,7 +119,6 @@ class List:
         return await self._ask(read)
 
     async def shown(self) -> dict[str, Any]:
-        """Return the values for the live part of the page."""
         page = await self.page(_filter(self.asked), _PAGE, whole=True)
         sums = {state: sum(one[state] for one in self._counts) for state in OPEN}
         is_counted = not any(value for name, value in self.asked.items() if name not in ("queue", "task", "state"))
@@ -177,7 +175,6 @@ async def jobs(view: View) -> Response:
 
 
 async def preview(view: View) -> Response:
-    """Show the number of matches by state and a sample before an action."""
     verb = bulk_actions.VERBS.get(view.asked("verb"))
     if verb is None:
         raise InvalidArgument(f"The verb must be one of {', '.join(bulk_actions.VERBS)}.")

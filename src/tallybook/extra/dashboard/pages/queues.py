@@ -170,9 +170,8 @@ async def truncate(act: Act) -> str:
     cancelled, cancelling, mark, remain = 0, 0, None, True
     while remain and time.monotonic() - began < _LONGEST:
         async with act.step() as conn:
-            batch = await run(
-                conn, calls.truncate(name, states=None, running=running, by=act.user, max_jobs=BATCH, mark=mark)
-            )
+            call = calls.truncate(name, states=None, running=running, by=act.user, max_jobs=BATCH, mark=mark)
+            batch = await run(conn, call)
             found = {"cancelled": batch.done.cancelled, "cancelling": batch.done.cancelling}
             await act.audit("queue.truncate", {"queue": name, "running": running}, found, changed=any(found.values()))
         mark, remain = batch.mark, batch.remain
