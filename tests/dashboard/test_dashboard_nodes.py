@@ -61,6 +61,8 @@ async def test_lists_are_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPa
         assert re.search(r">mail</a></th>\s*<td class=\"n\">4</td>", queues)
         overview = (await visitor.get("/")).text
         assert '<strong title="4">4</strong>' in overview and '<strong title="2">2</strong>' in overview
+        for name in ("self", "path", "root"):  # the names of what makes the links to other nodes
+            assert (await visitor.get(f"/jobs?{name}=x")).status == 200
         strange = await visitor.get("/jobs?node=nowhere")
         assert strange.status == 400 and "unknown node &#39;nowhere&#39;" in strange.text
 

@@ -87,7 +87,7 @@ def rate(value: float | None) -> str:
     return f"{compact(value)}/s" if value >= 1 else f"{value * 60:.3g}/min"
 
 
-def address(root: str, path: str, **asked: Any) -> str:
+def address(root: str, path: str, /, **asked: Any) -> str:
     """Return the address of a page below the path where the dashboard is mounted; None and empty values are omitted."""
     said = urlencode({key: value for key, value in asked.items() if value not in (None, "", [], ())}, doseq=True)
     return f"{root}{path}" + (f"?{said}" if said else "")

@@ -72,7 +72,7 @@ class View:
     def asked_all(self, name: str) -> list[str]:
         return [value.strip() for value in self.request.query_params.getlist(name) if value.strip()]
 
-    def url(self, path: str, **query: Any) -> str:
+    def url(self, path: str, /, **query: Any) -> str:
         """Return the address of a page of the dashboard, with the node of this page; empty parameters are omitted."""
         if not path.startswith("/static/"):
             query.setdefault("node", self.asked("node") or (self.node if self.path.get("id") else None))
