@@ -4,8 +4,6 @@ common   the command decorators and the DSN; output: tables, pairs and JSON
 errors   one line and an exit code for an exception: 2 for usage and settings, 1 for the rest
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import UserDict

@@ -4,8 +4,6 @@
 @listing({"key": "name", ...}, of=breaker, empty=...)  fn(db, ...) returns rows: a table, or with --json a document
 """
 
-from __future__ import annotations
-
 import getpass
 import json
 import socket
@@ -133,9 +131,9 @@ def command(
     return made
 
 
-_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "str": {}, "int": {"type": int}, "timedelta": {"type": duration},
-    "str | None": {"required": False}, "timedelta | None": {"type": duration, "required": False},
+_ARGUMENTS: dict[object, dict[str, Any]] = {
+    str: {}, int: {"type": int}, timedelta: {"type": duration},
+    str | None: {"required": False}, timedelta | None: {"type": duration, "required": False},
 }  # fmt: skip
 
 _OPTIONS = {

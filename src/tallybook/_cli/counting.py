@@ -1,7 +1,5 @@
 """tallybook count, event: the counters."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """tallybook dead list, show, retry, drop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

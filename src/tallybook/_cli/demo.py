@@ -1,7 +1,5 @@
 """tallybook demo: the main job, for real, on an embedded PostgreSQL."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

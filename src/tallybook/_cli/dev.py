@@ -1,7 +1,5 @@
 """tallybook dev: a PostgreSQL, the schema, and a worker that restarts when the code changes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shlex

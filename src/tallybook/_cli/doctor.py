@@ -1,7 +1,5 @@
 """tallybook doctor."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

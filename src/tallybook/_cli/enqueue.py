@@ -1,7 +1,5 @@
 """tallybook enqueue: enqueue one job from a shell."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Errors for people: one line for the problem and one for the remedy."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

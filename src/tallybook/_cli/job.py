@@ -1,7 +1,5 @@
 """tallybook job list, why, trace, show, cancel, retry."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields

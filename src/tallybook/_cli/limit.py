@@ -1,7 +1,5 @@
 """tallybook limit list, set, at-once, drop, push, calls; breaker list, set, drop, open, close."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import click

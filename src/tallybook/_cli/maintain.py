@@ -1,7 +1,5 @@
 """tallybook service list, every; history list, set, held; audit; roles."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """tallybook migrate, uninstall: the schema in the database."""
 
-from __future__ import annotations
-
 import sys
 from datetime import timedelta
 

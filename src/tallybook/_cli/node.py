@@ -1,7 +1,5 @@
 """tallybook node list, check, add, retire, remove, of, pin, unpin, plproxy."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from importlib.resources import files

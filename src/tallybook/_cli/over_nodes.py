@@ -1,7 +1,5 @@
 """--nodes: lists are read from all nodes concurrently and merged; changes are made on one node after the other."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """tallybook provider add, set, list, show, set-secret, drop-secret, test, rotate, key, drop, route."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import TypeVar

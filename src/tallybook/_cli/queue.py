@@ -1,7 +1,5 @@
 """tallybook queue list, create, set, pause, resume, top, truncate, drop."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """tallybook schedule list, show, next, set, pause, resume, drop, run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from datetime import datetime

@@ -4,8 +4,6 @@ The shell's history has all arguments, and every user can see them in the list o
 its input, which may be a secret passed by mistake.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence

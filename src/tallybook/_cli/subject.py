@@ -1,7 +1,5 @@
 """tallybook subject list, show, push, upsert, forget, errors."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """tallybook task list, show: the catalogue."""
 
-from __future__ import annotations
-
 import json
 from difflib import get_close_matches
 from typing import Any

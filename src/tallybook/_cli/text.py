@@ -1,7 +1,5 @@
 """Database text for a terminal: it cannot move the cursor, colour the screen or fake a line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """tallybook top."""
 
-from __future__ import annotations
-
 import os
 import select
 import shutil

@@ -1,7 +1,5 @@
 """The screen of `tallybook top` as lines of text: pure, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime

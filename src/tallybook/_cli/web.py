@@ -1,7 +1,5 @@
 """tallybook web, web user, web key: the dashboard in its own process, and its users; tallybook mcp."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
