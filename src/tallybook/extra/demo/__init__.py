@@ -5,8 +5,6 @@ processes deliver them over HTTP to a receiver that fails some of them. One work
 Start reading at app.py.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 Read `save` and `deliver`. The other modules of this folder run the demo: the receiver, the display, the kill.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import AsyncIterator

@@ -3,8 +3,6 @@
 They arrive at a steady rate. A queue that is filled at once would measure a backlog, not how soon a job is picked up.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Sequence

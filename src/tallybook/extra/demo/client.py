@@ -1,7 +1,5 @@
 """A minimal HTTP client for the demo, which has no dependencies. Your application would use httpx or aiohttp."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from urllib.parse import urlsplit

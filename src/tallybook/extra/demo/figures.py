@@ -1,7 +1,5 @@
 """The figures of the demo, counted by the receiver and the database, not by the demo's own bookkeeping."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

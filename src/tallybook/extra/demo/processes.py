@@ -1,7 +1,5 @@
 """The demo's processes: started, watched, killed on purpose, and always removed at the end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@ attempt only, so every run is the same. The server writes one line of JSON per r
 answers; the demo counts these lines. It ends when its standard input closes.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The demo's input: a CSV file with a header. Each row becomes one JSON object."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterator

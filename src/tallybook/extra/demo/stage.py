@@ -1,7 +1,5 @@
 """The run of the demo: a server, a receiver, two workers, a stream of submissions, and a SIGKILL in the middle."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections import deque

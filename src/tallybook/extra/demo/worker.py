@@ -3,8 +3,6 @@
 The worker also stops when its standard input closes, for example because the demo itself was killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
