@@ -1,7 +1,5 @@
 """The node of the running code. A handler's own calls of its App use the node of its job."""
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 

@@ -16,8 +16,6 @@ The three classes have a JSON form, in which a job's row stores them for program
 Also here: the exceptions after which another attempt cannot help (`no_retry`).
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import random

@@ -4,8 +4,6 @@ A job may be older or newer than the code that runs it. So its row stores the ve
 the task has a function from each version to the next.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

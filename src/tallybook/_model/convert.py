@@ -1,7 +1,5 @@
 """Converters of single JSON values to Python values, for annotations without others inside. See decoder.py."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

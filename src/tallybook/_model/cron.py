@@ -8,8 +8,6 @@ it is started in between, it can differ for up to a day after such a change, bec
 start. So a start in that time begins before the change; see `_restart`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache

@@ -16,8 +16,6 @@ Strict for annotations that need a conversion; others cost nothing:
 - any other class: only an instance of it is accepted, and JSON has none.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

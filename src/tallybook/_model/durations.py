@@ -8,8 +8,6 @@ because it has no fixed length. A bare number is refused, too: `300` may mean se
 A day is 24 hours here, but a calendar day in an `interval`; across changes of a zone's offset, pass the seconds.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from decimal import Decimal

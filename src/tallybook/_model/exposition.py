@@ -1,7 +1,5 @@
 """The metrics of workers and the dashboard for Prometheus: names, numbers, and the text format 0.0.4."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 

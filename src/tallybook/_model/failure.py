@@ -6,8 +6,6 @@ no NUL, no lone surrogate, and its JSON text fits the limit. The traceback is re
 may be a property) and has no limit in bytes. Locals are never shown: they may hold secrets.
 """
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections.abc import Iterator

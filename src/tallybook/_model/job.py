@@ -3,8 +3,6 @@
 Also jobs that wait for other jobs: the jobs of one call, ordered so that each comes after its parents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic

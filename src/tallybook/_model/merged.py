@@ -1,7 +1,5 @@
 """One list of jobs, merged from those of several nodes: by time, in pages, with a position in each node."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Mapping, Sequence
 from datetime import datetime

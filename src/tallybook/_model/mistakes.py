@@ -1,7 +1,5 @@
 """Names from other queues, for errors that give ours."""
 
-from __future__ import annotations
-
 METHODS = dict.fromkeys(
     ("delay", "apply_async", "defer", "defer_async", "send", "kiq", "enqueue_async", "perform_async", "si", "s"),
     "enqueue(conn, ...), or .enqueue_sync(conn, ...) without an event loop",

@@ -10,8 +10,6 @@ exception that passes a `with` block, and a frozen class refuses that. They deri
 errors do, so a handler's `except Exception` also catches them: return them in such places.
 """
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from typing import cast
 

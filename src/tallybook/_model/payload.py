@@ -12,8 +12,6 @@ jsonb stores numbers by value: a float from 1e16 on, such as 1e+16, loses its po
 annotation requires a float.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ deeper than the limit, so a value that contains itself is refused as too deep. I
 fit the size limit, so shared lists nested in shared lists end soon, too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Whether a file with secrets is private."""
 
-from __future__ import annotations
-
 import os
 
 

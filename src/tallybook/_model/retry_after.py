@@ -11,8 +11,6 @@ The maximum is 24 hours: more is a mistake, or no reason to keep a job waiting u
 not a number, a naive datetime, any other text) are ignored.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -13,8 +13,6 @@ signature and stored as args of its version. An ordinary job may also end with C
 with NotASubject, after Reschedule, Drop or `args=`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast

@@ -3,8 +3,6 @@
 Also the headers of jobs, which carry a trace: reading them, and adding to those of jobs to enqueue.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
