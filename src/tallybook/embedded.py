@@ -19,8 +19,6 @@ SIGKILL, until the next start on the same data. A copy of the process made by a 
 keeps the server running as long as the copy lives.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

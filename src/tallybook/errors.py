@@ -47,8 +47,6 @@ the server has the server's text and sets only `sqlstate`, `detail` and `hint`; 
 be pickled. The errors of an embedded server, also TallybookErrors, are in `tallybook.embedded`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Self

@@ -13,8 +13,6 @@ With pytest installed, the fixtures `tallybook_dsn` and `tallybook_server` are a
 `fresh_databases`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
