@@ -204,11 +204,9 @@ def _read(form: str, key: object, given: object) -> Any:
     option, known = f"retry.{form}.{key}", [field.name for field in fields(_FORMS[form])]
     if key not in known:
         raise ConfigError(option, given, "no such option", hint=f"Options: {', '.join(known)}")
-    if key == "factor":
-        return given
-    if key == "jitter":
-        if not isinstance(given, bool):
-            raise ConfigError(option, given, "not true or false")
+    if key == "jitter" and not isinstance(given, bool):
+        raise ConfigError(option, given, "not true or false")
+    if key in ("factor", "jitter"):
         return given
     if not isinstance(given, str):
         raise ConfigError(option, given, "not a duration", hint="Write '5 min'")

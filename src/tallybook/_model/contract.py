@@ -53,7 +53,13 @@ class Contract:
         if len(set(self.aliases)) < len(self.aliases):
             raise ConfigError("aliases", self.aliases, "contains a name twice")
         if self.summary is not None:
-            self._check_summary(self.summary)
+            if not isinstance(self.summary, str):
+                raise ConfigError("summary", self.summary, "not a text")
+            check_name("summary", self.summary, _SUMMARY_LENGTH)
+            for found in _PLACEHOLDER.finditer(self.summary):
+                if not re.fullmatch(r"\{\w+\}", found[0]) or not found[1].isidentifier():
+                    reason = f"{found[0]!r} is not {{name}} of an argument"
+                    raise ConfigError("summary", self.summary, reason, hint="Write 'Welcome mail to {user_id}'")
         if self.on_dead is not None:
             check_name("on_dead", self.on_dead, 200)
 
@@ -61,15 +67,6 @@ class Contract:
     def placeholders(self) -> list[str]:
         """The names of the args in the summary."""
         return [] if self.summary is None else _PLACEHOLDER.findall(self.summary)
-
-    def _check_summary(self, text: object) -> None:
-        if not isinstance(text, str):
-            raise ConfigError("summary", text, "not a text")
-        check_name("summary", text, _SUMMARY_LENGTH)
-        for found in _PLACEHOLDER.finditer(text):
-            if not re.fullmatch(r"\{\w+\}", found[0]) or not found[1].isidentifier():
-                hint = "Write 'Welcome mail to {user_id}'"
-                raise ConfigError("summary", text, f"{found[0]!r} is not {{name}} of an argument", hint=hint)
 
     def add_upgrade(self, task: str, version: int, fn: object) -> None:
         """Register `fn` as the upgrade of args of this version. Raises ConfigError if it does not fit."""

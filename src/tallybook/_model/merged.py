@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from tallybook.errors import InvalidArgument
 
@@ -40,7 +40,6 @@ def places(after: str | None) -> dict[str, str]:
 
 
 def goes_on(place: Mapping[str, str], name: str) -> bool:
-    """Whether the list of a node has more rows."""
     return place.get(name) != END
 
 
@@ -57,10 +56,8 @@ def merged(parts: Mapping[str, Part[J]], after: Mapping[str, str], most: int) ->
     def rows(name: str) -> list[tuple[str, J]]:
         return [(name, row) for row in parts[name][0] if horizon is None or name == last or row.enqueued_at >= horizon]
 
-    def newest(pair: tuple[str, Any]) -> tuple[datetime, int]:
-        return pair[1].enqueued_at, pair[1].id
-
-    shown = list(heapq.merge(*map(rows, parts), key=newest, reverse=True))[:most]
+    everything = heapq.merge(*map(rows, parts), key=lambda pair: (pair[1].enqueued_at, pair[1].id), reverse=True)
+    shown = list(everything)[:most]
     place = dict(after)
     for name, (found, more, _) in parts.items():
         mine = [row for node, row in shown if node == name]

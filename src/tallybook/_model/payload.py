@@ -35,7 +35,9 @@ def encode(value: object, *, task: str, max_bytes: int = 1_000_000, max_depth: i
         else:
             text = _dumps(Walk(max_depth=max_depth, max_members=max_bytes // 2).plain(value))
         size = len(text) if text.isascii() else len(text.encode())  # raises for a lone surrogate
-        if size <= max_bytes and "\\u0000" not in text and (size < _LONGEST_NUMBER or _python_limits_integers()):
+        # By default Python writes no integer of more than 4,300 digits; a process may have raised that limit.
+        storable = size < _LONGEST_NUMBER or 0 < sys.get_int_max_str_digits() <= _LONGEST_NUMBER
+        if storable and size <= max_bytes and "\\u0000" not in text:
             return text
     except Exception as error:
         raise _Second(value, max_bytes, max_depth).refusal(error, task, what) from None
@@ -43,11 +45,6 @@ def encode(value: object, *, task: str, max_bytes: int = 1_000_000, max_depth: i
 
 
 _LONGEST_NUMBER = 131_072  # a text of this length can hold an integer that jsonb cannot store
-
-
-def _python_limits_integers() -> bool:
-    # By default Python writes no integer of more than 4,300 digits; a process may have raised that limit.
-    return 0 < sys.get_int_max_str_digits() <= _LONGEST_NUMBER
 
 
 @dataclass(frozen=True, slots=True)

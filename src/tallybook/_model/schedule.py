@@ -6,6 +6,7 @@ import hashlib
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -81,10 +82,9 @@ def described(name: str, call: JobCall) -> JobCall:
     """Return the job of a schedule. Raises ConfigError for options that such a job cannot have."""
     options = call.options
     if call.unique_key is not None:
+        reason = f"the job of schedule {name!r} cannot have a unique key"
         hint = "A tick is skipped anyway while the previous tick's job is open; write task.with_(unique=False).job(...)"
-        raise ConfigError(
-            "unique", call.unique_key, f"the job of schedule {name!r} cannot have a unique key", hint=hint
-        )
+        raise ConfigError("unique", call.unique_key, reason, hint=hint)
     for option in ("run_at", "delay", "order_key", "expires_at"):
         if (value := getattr(options, option)) is not None:
             raise ConfigError(option, value, f"schedule {name!r} enqueues its job at its tick", hint="Leave it out")
@@ -145,10 +145,7 @@ def plan(
     name: str, ticks: Rule, tick: datetime | None, at: datetime, *, jitter: timedelta, missed: str, catch_up: int
 ) -> Plan:
     """Return the actions due at `at`, where `tick` is the stored next tick (None: the rule has none)."""
-
-    def fired_at(found: datetime) -> datetime:
-        return due(name, ticks, found, jitter)
-
+    fired_at = partial(due, name, ticks, jitter=jitter)
     if tick is None:
         return Plan([])
     late: list[datetime] = []

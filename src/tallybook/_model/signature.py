@@ -175,6 +175,8 @@ class ArgsModel:
 
     @cached_property
     def _plan(self) -> _Plan:
+        from tallybook._model.decoder import compile_decoder
+
         parameters = list(inspect.signature(self.function).parameters.values())
         if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
             self._refuse_var_positional()
@@ -187,13 +189,6 @@ class ArgsModel:
             if parameter.kind is not parameter.VAR_KEYWORD and self._special(parameter, hints, anywhere=True):
                 raise SignatureError(self.task, f"the worker supplies parameter {parameter.name!r}: put it first")
         self._check_specials([hints[parameter.name] for parameter in specials])
-        return self._planned(specials, rest, hints)
-
-    def _planned(
-        self, specials: list[inspect.Parameter], rest: list[inspect.Parameter], hints: dict[str, Any]
-    ) -> _Plan:
-        from tallybook._model.decoder import compile_decoder
-
         named = [parameter for parameter in rest if parameter.kind is not parameter.VAR_KEYWORD]
         extra = next((parameter for parameter in rest if parameter.kind is parameter.VAR_KEYWORD), None)
         only_position = tuple(parameter for parameter in named if parameter.kind is parameter.POSITIONAL_ONLY)
@@ -234,11 +229,9 @@ class ArgsModel:
                 try:
                     hints.update(typing.get_type_hints(one, globalns=getattr(function, "__globals__", {})))
                 except Exception as error:
-                    raise SignatureError(
-                        self.task,
-                        f"the annotation {annotations[name]!r} of parameter {name!r} cannot be resolved: {error}; "
-                        "import it at the top of the module, not under TYPE_CHECKING",
-                    ) from None
+                    what = f"the annotation {annotations[name]!r} of parameter {name!r} cannot be resolved: {error}"
+                    hint = "import it at the top of the module, not under TYPE_CHECKING"
+                    raise SignatureError(self.task, f"{what}; {hint}") from None
         return hints
 
     def _special(self, parameter: inspect.Parameter, hints: dict[str, Any], *, anywhere: bool = False) -> bool:
