@@ -105,9 +105,7 @@ class Server:
         """The postmaster's process number; None when no server runs."""
         if self._attached is not None:
             return self._attached.pid if is_running(self._attached.pid) else None
-        if self._guard is None or self._guard.exited():
-            return None
-        return self._guard.pid
+        return None if self._guard is None or self._guard.exited() else self._guard.pid
 
     @property
     def guard_pid(self) -> int | None:
@@ -221,7 +219,9 @@ class Server:
         log_start = self.log_path.stat().st_size
         for attempt in range(3):
             if self._wanted_port is None and self._tcp:
-                self._port = _free_port()
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", 0))
+                    self._port = probe.getsockname()[1]
             data = self.data_dir.resolve()
             self._guard.start(
                 command_line(programs, data, self.settings, sockets=self._sockets, port=self._port, tcp=self._tcp)
@@ -232,9 +232,8 @@ class Server:
             taken = self._tcp and self._wanted_port is None and "could not bind" in tail
             if not taken or attempt == 2:  # somebody else may take a free port before the server does
                 what = "did not become ready in time" if self._guard.pid else "ended while starting"
-                raise EmbeddedStartFailed(
-                    f"PostgreSQL {self.version} in {self.data_dir} {what}; see {self.log_path}", log_tail=tail
-                )
+                text = f"PostgreSQL {self.version} in {self.data_dir} {what}; see {self.log_path}"
+                raise EmbeddedStartFailed(text, log_tail=tail)
         if self._tcp:
             self._set_password()
 
@@ -255,9 +254,8 @@ class Server:
         with psycopg.connect(self._socket_dsn("postgres"), autocommit=True) as conn:
             # Hashed here, so that the password itself shows up in no log and no pg_stat_activity.
             secret = conn.pgconn.encrypt_password(self._password.encode(), SUPERUSER.encode(), b"scram-sha-256")
-            conn.execute(
-                sql.SQL("alter role {} password {}").format(sql.Identifier(SUPERUSER), sql.Literal(secret.decode()))
-            )
+            statement = sql.SQL("alter role {} password {}")
+            conn.execute(statement.format(sql.Identifier(SUPERUSER), sql.Literal(secret.decode())))
 
     def _stop(self, mode: str, timeout: float) -> None:
         if self._guard is not None and not self._guard.exited():
@@ -319,13 +317,6 @@ def temporary_server(
     finally:
         server._is_temporary = False
         server.stop("immediate")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _tail(path: Path, start: int, lines: int = 20) -> str:
