@@ -307,23 +307,16 @@ select cast(json_build_object(
 
 
 def _find(task: Task[..., Any] | str, args: dict[str, object]) -> Call[dict[str, Any]]:
-    name = _task_name(task, args)
+    if isinstance(task, Task):
+        unknown = [] if task.args.is_open else sorted(args.keys() - task.args.names)
+        if unknown:  # or a typo would make assert_not_enqueued always pass
+            known = ", ".join(sorted(task.args.names)) or "none"
+            raise InvalidArgument(f"task {task.name!r} has no argument {unknown[0]!r}", hint=f"It has {known}")
+    elif not isinstance(task, str):
+        text = f"expected a task, not an object of type {type(task).__name__}"
+        raise InvalidArgument(text, hint="Pass the task made by @app.task, or its name")
+    name = task if isinstance(task, str) else task.name
     return Call("job", _FIND, {"task": name, "args": encode(args, task=name)}, json.loads)
-
-
-def _task_name(task: Task[..., Any] | str, args: dict[str, object]) -> str:
-    if isinstance(task, str):
-        return task
-    if not isinstance(task, Task):
-        raise InvalidArgument(
-            f"expected a task, not an object of type {type(task).__name__}",
-            hint="Pass the task made by @app.task, or its name",
-        )
-    unknown = [] if task.args.is_open else sorted(args.keys() - task.args.names)
-    if unknown:  # or a typo would make assert_not_enqueued always pass
-        known = ", ".join(sorted(task.args.names)) or "none"
-        raise InvalidArgument(f"task {task.name!r} has no argument {unknown[0]!r}", hint=f"It has {known}")
-    return task.name
 
 
 def _opened(conn: SyncConn) -> AbstractContextManager[Any]:
