@@ -51,7 +51,6 @@ class _Cli(click.Group):
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> Never:
-        """Run a command and exit with its exit code."""
         extra.pop("standalone_mode", None)
         for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
             if getattr(sys, name) is None:  # the shell has closed it, as by <&-

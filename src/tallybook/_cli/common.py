@@ -42,7 +42,6 @@ def _or_before(context: click.Context, _: click.Parameter, value: str | None) ->
 
 
 def dsn_before(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    """Store the --dsn before the command."""
     context.meta[_BEFORE] = value
 
 
@@ -60,8 +59,6 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 
 
 def options(*given: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Combine several options or arguments, for commands that share them."""
-
     def added(command: F) -> F:
         for option in reversed(given):
             command = option(command)
@@ -71,7 +68,6 @@ def options(*given: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 def state_option(*states: str) -> Callable[[F], F]:
-    """Add a repeatable --state."""
     says = f"{', '.join(states)}."
     return click.option("--state", "states", multiple=True, type=click.Choice(states), metavar="STATE", help=says)
 
@@ -197,7 +193,6 @@ def listing(
 
 
 def me() -> str:
-    """Return the current user, as user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
@@ -206,7 +201,6 @@ def me() -> str:
 
 
 def fail(line: str, *, err: bool = False) -> Never:
-    """Print a line and exit with code 1."""
     click.echo(line, err=err)
     raise SystemExit(1)
 

@@ -91,7 +91,6 @@ class Db:
 
     @cached_property
     def conn(self) -> Connection:
-        """The connection, made by `connect`."""
         dsn = self.read_dsn
         if dsn is None:
             dsn = nodes(self.conninfo, "home")[0].dsn if self.home else self.dsn
@@ -110,7 +109,6 @@ class Db:
             raise type(error)(name, self.texts(_NAMES[type(error)])) from None
 
     def known_queue(self, name: str) -> None:
-        """Raise UnknownQueue unless there is a queue of this name."""
         if name not in (known := self.texts(_NAMES[UnknownQueue])):
             raise UnknownQueue(name, known)
 
@@ -143,7 +141,6 @@ class Db:
         return rows, last
 
     def named(self, question: str) -> str:
-        """Return a question with the name of the node before it."""
         return question if self.node is None else f"node {self.node}: {question}"
 
 

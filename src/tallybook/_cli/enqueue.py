@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Mapping
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
@@ -75,10 +74,7 @@ def checked_options(queue: str, task: str, given: dict[str, Any]) -> Options:
 
 def args_text(args: str, task: str) -> str:
     """Return ARGS_JSON as it is stored; "-" reads stdin. Raises Problem for invalid args."""
-    return encode(_object(sys.stdin.read() if args == "-" else args), task=task)
-
-
-def _object(text: str) -> Mapping[str, Any]:
+    text = sys.stdin.read() if args == "-" else args
     try:
         found = json.loads(text, parse_constant=_no_number, object_pairs_hook=_no_twins)
     except json.JSONDecodeError as error:
@@ -88,7 +84,7 @@ def _object(text: str) -> Mapping[str, Any]:
         raise _wrong(f"ARGS_JSON: {reason}") from None
     if not isinstance(found, dict):
         raise _wrong(f"ARGS_JSON must be one object, not {_KINDS.get(type(found), 'a number')}")
-    return found
+    return encode(found, task=task)
 
 
 _KINDS = {list: "an array", str: "a string", bool: "a truth value", type(None): "null"}

@@ -44,7 +44,6 @@ def link_option(says: str) -> Callable[[F], F]:
 
 
 def said_of(error: object) -> str:
-    """Format an error as one line."""
     if not isinstance(error, dict):
         return str(error)
     return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))

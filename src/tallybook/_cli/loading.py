@@ -112,9 +112,8 @@ def _not_found(name: str) -> Problem:
     folder = Path.cwd().joinpath(*parent.split(".")) if parent else Path.cwd()
     around = [path.stem for path in folder.glob("*.py")] + [path.parent.name for path in folder.glob("*/__init__.py")]
     near = get_close_matches(last, around, 1)
-    hint = f"Searched {folder} and the Python path"
-    if near:
-        hint = f"Did you mean {f'{parent}.' if parent else ''}{near[0]}?"
+    dotted = f"{parent}." if parent else ""
+    hint = f"Did you mean {dotted}{near[0]}?" if near else f"Searched {folder} and the Python path"
     return _wrong(f"there is no module {name!r}", hint=hint)
 
 

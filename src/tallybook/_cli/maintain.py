@@ -117,11 +117,8 @@ def roles(db: Db, prefix: str, existing: bool, only_sql: bool, forget: bool) -> 
             return f"nothing to do: {where} has no roles"
         return f"revoked all rights in {where} from {', '.join(map(clean, found))}; the roles still exist"
     if owner := database.superuser_owner(db.conn):
-        click.echo(
-            f"warning: {where} belongs to {clean(owner)}, a superuser: functions called by the roles run with a"
-            " superuser's rights. Install it as an ordinary owner",
-            err=True,
-        )
+        risk = "functions called by the roles run with a superuser's rights. Install it as an ordinary owner"
+        click.echo(f"warning: {where} belongs to {clean(owner)}, a superuser: {risk}", err=True)
     done = database.create(db.conn, prefix, existing=existing)
     for name in done.names:
         click.echo(f"{name}: {'created' if name in done.created else 'exists already'}")

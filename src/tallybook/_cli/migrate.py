@@ -11,7 +11,6 @@ from tallybook._cli.errors import Problem, problem, say
 from tallybook._cli.text import clean
 from tallybook._db import migrate as schema
 from tallybook._db import nodes
-from tallybook._db.driver import Connection
 from tallybook._db.schema import is_installed
 from tallybook._maintenance.rebase import rebase
 
@@ -103,21 +102,15 @@ def uninstall(db: Db, yes: bool) -> str:
     if not is_installed(db.conn):
         return f"nothing to do: no schema tallybook in database {database!r}"
     if not yes:
-        _ask(db.conn, database)
+        if not sys.stdin.isatty():
+            text = f"nothing was removed from database {database!r}: there is no terminal to confirm on"
+            raise Problem(text, hint="Pass --yes to remove all jobs and their history", exit_code=2)
+        row = db.conn.execute("select count(*) from tallybook.worker w where w.ended_at is null").fetchone()
+        if row and row[0]:
+            click.echo(f"{row[0]} workers are registered as running; stop them first", err=True)
+        click.echo(f"This removes all jobs, their history and their results from database {database!r}.", err=True)
+        typed = click.prompt("Type the name of the database to continue", default="", show_default=False, err=True)
+        if typed != database:
+            raise Problem("that is not its name: nothing was removed")
     schema.uninstall(db.conn)
     return f"removed schema tallybook from database {database!r}"
-
-
-def _ask(conn: Connection, database: str) -> None:
-    if not sys.stdin.isatty():
-        raise Problem(
-            f"nothing was removed from database {database!r}: there is no terminal to confirm on",
-            hint="Pass --yes to remove all jobs and their history",
-            exit_code=2,
-        )
-    row = conn.execute("select count(*) from tallybook.worker w where w.ended_at is null").fetchone()
-    if row and row[0]:
-        click.echo(f"{row[0]} workers are registered as running; stop them first", err=True)
-    click.echo(f"This removes all jobs, their history and their results from database {database!r}.", err=True)
-    if click.prompt("Type the name of the database to continue", default="", show_default=False, err=True) != database:
-        raise Problem("that is not its name: nothing was removed")

@@ -112,7 +112,6 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, empt
 
 
 def print_pairs(pairs: Sequence[tuple[str, object]]) -> None:
-    """Print names and values, one pair per line."""
     width = max(len(name) for name, _ in pairs)
     for name, value in pairs:
         click.echo(f"{name.ljust(width)}  {clean(value)}".rstrip())

@@ -125,12 +125,9 @@ def next_(db: Db, name: str, count: int, as_json: bool) -> None:
     "--missed", type=click.Choice(MISSED), default="once", show_default=True, help="What to do with missed ticks."
 )
 @click.option(
-    "--catch-up",
-    type=int,
-    default=100,
-    show_default=True,
+    "--catch-up", type=int, default=100, show_default=True,
     help="With --missed all: maximum number of missed ticks to fire.",
-)
+)  # fmt: skip
 @click.option("--overlap", is_flag=True, help="Fire even if the previous job is still open.")
 def set_(db: Db, name: str, task: str, args: str, query: str | None, **timing: Any) -> str:
     """Create or replace a schedule in the database.

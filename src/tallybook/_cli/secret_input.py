@@ -17,10 +17,8 @@ from tallybook.extra.providers.steps import check_field
 def nothing_else(more: Sequence[str]) -> None:
     """Raise a usage error for extra arguments without printing them: one of them may be the secret."""
     if more:
-        raise click.UsageError(
-            "too many arguments, or an unknown option (not shown)."
-            " Pass a secret at the prompt, on stdin, or by --from-env"
-        )
+        hint = "Pass a secret at the prompt, on stdin, or by --from-env"
+        raise click.UsageError(f"too many arguments, or an unknown option (not shown). {hint}")
 
 
 def one_secret(field: str, variable: str | None) -> Secret:

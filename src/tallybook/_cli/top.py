@@ -21,8 +21,6 @@ from tallybook._db.driver import Error
 from tallybook._db.top import Rates, Reading, added, merged, rates, read
 from tallybook.errors import TallybookError
 
-Press = Callable[[float], bool]
-
 
 def _seconds(value: str) -> timedelta:
     """The type of --every: a number of seconds, or a duration like "2 s"."""
@@ -72,7 +70,6 @@ Looks = Callable[[], AbstractContextManager[Look]]
 
 @contextmanager
 def _one(dsn: str | None) -> Iterator[Look]:
-    """Read one database over one connection."""
     with connect(dsn) as conn:
 
         def look(before: Reading | None) -> tuple[Reading, Rates, str | None]:
@@ -147,7 +144,7 @@ def _watch(looks: Looks, every: float, shown: Reading) -> None:
 
 
 @contextmanager
-def _keys() -> Iterator[Press]:
+def _keys() -> Iterator[Callable[[float], bool]]:
     """Yield a function that waits a number of seconds for a q; without a terminal for input it only waits."""
     if not sys.stdin.isatty():
         yield lambda seconds: bool(select.select([], [], [], seconds)[0])

@@ -30,11 +30,9 @@ from tallybook.errors import ConfigError
 @nodes_option
 @read_dsn_option
 @click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
+    "--host", default="127.0.0.1", show_default=True,
     help="Address to listen on; if not loopback, pass --users or --api-keys.",
-)
+)  # fmt: skip
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=8420, show_default=True, help="Port; 0 is any free one."
 )
@@ -83,15 +81,11 @@ def web(
         raise ConfigError("host", host, "other machines could reach it without a login", hint=hint)
     app = load_app(target) if target else App("tallybook")
     site = dashboard(
-        app,
-        users=users,
-        read_only=read_only or (users is None and not operate),
+        app, users=users, read_only=read_only or (users is None and not operate),
         secret=os.environ.get("TALLYBOOK_WEB_SECRET") or None,
         metrics_token=os.environ.get("TALLYBOOK_METRICS_TOKEN") or None,
-        dsn=dsn,
-        nodes=nodes_,
-        read_dsn=read_dsn,
-    )
+        dsn=dsn, nodes=nodes_, read_dsn=read_dsn,
+    )  # fmt: skip
     served: Any = site
     if api_keys is not None:
         served = beside(site, operator_api(app, keys=api_keys, dsn=dsn, read_only=read_only, nodes=nodes_))
@@ -128,8 +122,6 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def _server(kind: type[Any], config: Any, host: str) -> Any:
     class Server(kind):  # type: ignore[misc]
-        """Prints its address once it listens."""
-
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             for one in sockets or ():
@@ -161,13 +153,9 @@ def user(name: str, operate: bool) -> None:
 @web.command()
 @click.argument("name")
 @click.option(
-    "--scope",
-    "scopes",
-    multiple=True,
-    required=True,
-    type=click.Choice(("read", "enqueue", "operate", "admin")),
+    "--scope", "scopes", multiple=True, required=True, type=click.Choice(("read", "enqueue", "operate", "admin")),
     help="Scope of the key; repeatable. admin allows all, and shows args and errors.",
-)
+)  # fmt: skip
 @click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Limit the key to this queue; repeatable.")
 def key(name: str, scopes: tuple[str, ...], queues: tuple[str, ...]) -> None:
     """Print a new key with its secret, as lines for the key file.
@@ -184,13 +172,9 @@ def key(name: str, scopes: tuple[str, ...], queues: tuple[str, ...]) -> None:
 @click.option("--allow", metavar="VERB", multiple=True, help="Allow this verb, like retry_job; repeatable. [none]")
 @click.option("--by", metavar="NAME", help="The agent's name in the audit. [user@host]")
 @click.option(
-    "--confirm-within",
-    "lifetime",
-    type=duration,
-    default="5 min",
-    show_default=True,
+    "--confirm-within", "lifetime", type=duration, default="5 min", show_default=True,
     help="How long a preview can be confirmed.",
-)
+)  # fmt: skip
 def mcp(dsn: str | None, allow: tuple[str, ...], by: str | None, lifetime: timedelta) -> None:
     """Serve an agent over MCP, on stdin and stdout.
 

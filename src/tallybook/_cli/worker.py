@@ -91,10 +91,8 @@ def worker(
     if metrics_port and metrics_port + processes - 1 > 65_535:
         raise ConfigError("metrics_port", metrics_port, f"leaves no port for each of {processes} processes")
     if processes > 1:
-        words = _child_args()
-        sys.exit(
-            asyncio.run(supervisor.supervise(words, name, processes, patience=patience, metrics_port=metrics_port))
-        )
+        whole = supervisor.supervise(_child_args(), name, processes, patience=patience, metrics_port=metrics_port)
+        sys.exit(asyncio.run(whole))
     app = load_app(target)
     _check(app)
     if dsn:
