@@ -401,10 +401,8 @@ class LeaseLost(TallybookError):
     attempt: int | None = None
 
     def __init__(self, job: int, attempt: int) -> None:
-        super().__init__(
-            f"the lease of job {job}, attempt {attempt}, is lost",
-            hint="Another worker may be running the job: undo what you can, and do not record an outcome",
-        )
+        hint = "Another worker may be running the job: undo what you can, and do not record an outcome"
+        super().__init__(f"the lease of job {job}, attempt {attempt}, is lost", hint=hint)
         self.job, self.attempt = job, attempt
 
 
@@ -453,10 +451,9 @@ class CommitUnknown(TallybookError):
     """
 
     def __init__(self, verb: str, server: str) -> None:
-        super().__init__(
-            f"{verb}: the connection to PostgreSQL at {server} was lost, and the outcome of the commit is unknown",
-            hint="Check before you repeat the call. A job with a unique key can be enqueued again safely",
-        )
+        text = f"{verb}: the connection to PostgreSQL at {server} was lost, and the outcome of the commit is unknown"
+        hint = "Check before you repeat the call. A job with a unique key can be enqueued again safely"
+        super().__init__(text, hint=hint)
         self.verb, self.server = verb, server
 
 
@@ -487,10 +484,8 @@ class SchemaTooNew(SchemaError):
     """The database's schema is too new for this program."""
 
     def __init__(self, found: int, needed: int) -> None:
-        super().__init__(
-            f"the schema is at version {found}, this program supports versions up to {needed}",
-            hint="Update the package tallybook here",
-        )
+        text = f"the schema is at version {found}, this program supports versions up to {needed}"
+        super().__init__(text, hint="Update the package tallybook here")
         self.found, self.needed = found, needed
 
 
@@ -498,10 +493,9 @@ class SchemaUnreleased(SchemaError):
     """An unreleased version of Tallybook created the database's schema, which cannot be upgraded."""
 
     def __init__(self, found: int) -> None:
-        super().__init__(
-            f"the schema was made by an unreleased version of Tallybook (its version {found}) and cannot be upgraded",
-            hint="Let its workers finish the open jobs, then run `tallybook uninstall` and `tallybook migrate`",
-        )
+        text = f"the schema was made by an unreleased version of Tallybook (its version {found}) and cannot be upgraded"
+        hint = "Let its workers finish the open jobs, then run `tallybook uninstall` and `tallybook migrate`"
+        super().__init__(text, hint=hint)
         self.found = found
 
 
@@ -517,10 +511,8 @@ class SchemaBusy(SchemaError):
     """A migration did not get the locks that it needs; `by` names the sessions that hold them. Nothing was changed."""
 
     def __init__(self, by: str) -> None:
-        super().__init__(
-            f"the schema cannot be migrated now: its tables are held by {by}",
-            hint="End that transaction, then migrate again",
-        )
+        text = f"the schema cannot be migrated now: its tables are held by {by}"
+        super().__init__(text, hint="End that transaction, then migrate again")
         self.by = by
 
 
