@@ -54,13 +54,6 @@ class Process(subprocess.Popen[bytes]):
         super().kill()
         self.wait()
 
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM and close standard input; return at once."""
-        if self.poll() is None:
-            self.terminate()
-            self.send_signal(signal.SIGCONT)
-        self.stdin.close()
-
     def stop(self, until: float) -> None:
         """Wait for its end until this instant of time.monotonic(), then kill it."""
         try:
@@ -98,7 +91,10 @@ class Processes(AbstractContextManager["Processes"]):
         """Ask these to stop, all at the same time; kill them after 8 s."""
         until = time.monotonic() + _SECONDS_TO_STOP
         for process in processes:
-            process.ask_to_stop()
+            if process.poll() is None:
+                process.terminate()
+                process.send_signal(signal.SIGCONT)
+            process.stdin.close()
         for process in processes:
             process.killed = True
             process.stop(until)

@@ -1,9 +1,10 @@
 """The run of the demo: a server, a receiver, two workers, a stream of submissions, and a SIGKILL in the middle."""
 
 import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +14,6 @@ from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
 from tallybook.errors import TallybookError
 from tallybook.extra.demo import app as demo_app
-from tallybook.extra.demo.arrivals import Arrivals
 from tallybook.extra.demo.display import Board, Display
 from tallybook.extra.demo.figures import Figures, measure, percentile
 from tallybook.extra.demo.processes import Process, Processes, ReceiverLog
@@ -30,6 +30,7 @@ _DELIVERED_BY = 40.0
 """Arrivals also stop when the open jobs would not be delivered by this time."""
 _DEADLINE = 48.0
 """The demo gives up at this time."""
+_SAVING = 4  # threads
 _KILL_AT = 0.4
 _TICK = 0.1
 
@@ -83,6 +84,66 @@ def play(rows: Sequence[Row], display: Display) -> tuple[Figures, list[str]]:
         stage = _Stage(conn, dsn, rows, processes, display)
         stack.callback(stage.arrivals.stop)
         return stage.run()
+
+
+class Arrivals:
+    """Saves these rows within `seconds`, each with its job; on a slow machine, fewer of them (see `close`).
+
+    A few threads save one row after another at a steady rate, as in a web application. A queue that is filled at once
+    would measure a backlog, not how soon a job is picked up.
+    """
+
+    def __init__(self, dsn: str, rows: Sequence[Row], *, seconds: float) -> None:
+        self._dsn = dsn
+        self._every = seconds / len(rows)
+        self._next: Iterator[tuple[int, Row | None]] = enumerate(rows)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_SAVING)]
+        self._started = 0.0
+        self.jobs: list[int] = []
+        """The ids of the jobs that were enqueued and committed."""
+        self.took: list[float] = []
+        """The seconds that each save took, from the begin of the transaction to its commit."""
+        self.error: Exception | None = None
+
+    def start(self) -> None:
+        self._started = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether all have arrived or were abandoned."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def stop(self) -> None:
+        """Start no more saves and wait until the running ones have ended."""
+        self.close()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(5)
+
+    def _run(self) -> None:
+        try:
+            with connect(self._dsn, autocommit=True, application_name="tallybook demo web") as conn:
+                while (row := self._wait_for_one()) is not None:
+                    begun = time.monotonic()
+                    job = demo_app.save(conn, row)
+                    self.took.append(time.monotonic() - begun)
+                    self.jobs.append(job.id)
+        except Exception as error:
+            self.error = error
+            self._stop.set()
+
+    def _wait_for_one(self) -> Row | None:
+        with self._lock:
+            at, row = next(self._next, (0, None))
+        due = self._started + at * self._every
+        return None if row is None or self._stop.wait(max(0.0, due - time.monotonic())) else row
 
 
 class _Stage:
@@ -140,7 +201,11 @@ class _Stage:
         if self.arrivals.error:
             raise self.arrivals.error
         self._look()
-        self._mind_the_time()
+        # The arrivals stop if this machine could not deliver more in time.
+        gone = time.monotonic() - self._started
+        rate = len(self._log.taken) / max(gone, 0.1)
+        if gone > _AT_MOST or (gone > 10 and len(self._open) > rate * (_DELIVERED_BY - gone)):
+            self.arrivals.close()
         if self._kill is None:
             self._maybe_kill()
         elif not self._kill.rescued_after:
@@ -165,13 +230,6 @@ class _Stage:
                 self._open[seen.id] = seen
         if over and self._looked_at < len(self.arrivals.jobs):
             self._look()
-
-    def _mind_the_time(self) -> None:
-        """Stop the arrivals if this machine could not deliver more in time."""
-        gone = time.monotonic() - self._started
-        rate = len(self._log.taken) / max(gone, 0.1)
-        if gone > _AT_MOST or (gone > 10 and len(self._open) > rate * (_DELIVERED_BY - gone)):
-            self.arrivals.close()
 
     def _held_by(self, worker: str) -> set[int]:
         return {seen.id for seen in self._open.values() if seen and seen.state == "running" and seen.worker == worker}
@@ -207,10 +265,8 @@ class _Stage:
             return
         kill.rescued_after = time.monotonic() - kill.at
         if kill.rescued:
-            self._display.event(
-                f"{_jobs(len(kill.rescued))} of {kill.worker} rescued after {kill.rescued_after:.1f} s:"
-                " other workers noticed and requeued them"
-            )
+            what = f"{_jobs(len(kill.rescued))} of {kill.worker} rescued after {kill.rescued_after:.1f} s"
+            self._display.event(f"{what}: other workers noticed and requeued them")
 
     def _update_board(self) -> None:
         board, notes = self._board, self._log.notes
