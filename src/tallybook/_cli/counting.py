@@ -173,11 +173,8 @@ def verify(db: Db, as_json: bool) -> None:
         found = db.run(counting.verify())
     print_rows(_DIFFERENCES, found, empty="the counters agree", as_json=as_json)
     if found and not as_json:
-        click.echo(
-            "the counters differ from a recount, which is a bug in Tallybook: please report it with these lines."
-            " `tallybook count recount` corrects them",
-            err=True,
-        )
+        bug = "which is a bug in Tallybook: please report it with these lines. `tallybook count recount` corrects them"
+        click.echo(f"the counters differ from a recount, {bug}", err=True)
     if found:
         raise SystemExit(1)
 
