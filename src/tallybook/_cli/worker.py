@@ -94,7 +94,11 @@ def worker(
         whole = supervisor.supervise(_child_args(), name, processes, patience=patience, metrics_port=metrics_port)
         sys.exit(asyncio.run(whole))
     app = load_app(target)
-    _check(app)
+    demand_tasks(app)
+    for task in app.tasks.values():
+        _ = task.wants_context  # SignatureError now, not at its first job
+        children.check(task)
+    app._check_tasks()
     if dsn:
         app.dsn = dsn  # a handler that enqueues with the app uses the database of its job
     if queues is None:
@@ -115,14 +119,6 @@ def _child_args() -> list[str]:
         if value is not True:
             words.append(format_duration(value) if isinstance(value, timedelta) else str(value))
     return words
-
-
-def _check(app: App) -> None:
-    demand_tasks(app)
-    for task in app.tasks.values():
-        _ = task.wants_context  # SignatureError now, not at its first job
-        children.check(task)
-    app._check_tasks()
 
 
 def _live(run: Coroutine[Any, Any, int], stop: signals.Stop) -> int:
