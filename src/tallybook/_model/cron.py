@@ -126,14 +126,12 @@ class Every(_Ticks):
         self.every = every
 
     def after(self, instant: datetime) -> datetime | None:
-        """Return the first tick after `instant`."""
         try:
             return _EPOCH + ((instant - _EPOCH) // self.every + 1) * self.every
         except OverflowError:
             return None
 
     def count(self, first: datetime, end: datetime, most: int) -> int:
-        """Return the number of ticks from `first` up to `end`, at most `most`."""
         return min(most, (end - first) // self.every + 1)
 
 

@@ -143,14 +143,9 @@ def arranged(jobs: Sequence[JobCall]) -> Arranged:
             stack.pop()
             places[at] = len(order)
             order.append(at)
-    parents = [
-        [
-            n
-            for parent in jobs[at].options.after
-            for n in ([parent] if isinstance(parent, int) else [-1 - places[p] for p in among[id(parent)]])
-        ]
-        for at in order
-    ]
+    numbers = {of: [-1 - places[at] for at in found] for of, found in among.items()}
+    # A parent that is not among these jobs is the id of a stored one.
+    parents = [[n for parent in jobs[at].options.after for n in numbers.get(id(parent), [parent])] for at in order]
     return Arranged([jobs[at] for at in order], parents, places)
 
 

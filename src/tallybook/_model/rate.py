@@ -13,7 +13,6 @@ _MOST = 100_000
 
 
 def _check_limit_name(option: str, name: str) -> None:
-    """Raise ConfigError for a name that no rule may have."""
     check_name(option, name, 200)
     if name.rstrip(":") in ("queue", "task"):
         raise ConfigError(option, name, "not the name of a limit", hint="Write 'queue:NAME' or 'task:NAME'")
