@@ -242,11 +242,10 @@ class Server:
         while time.monotonic() < deadline:
             try:
                 psycopg.connect(self._socket_dsn("postgres"), connect_timeout=5).close()
+                return True
             except psycopg.OperationalError:
                 if self._guard.exited(_POLL):
                     return False
-            else:
-                return True
         return False
 
     def _set_password(self) -> None:
