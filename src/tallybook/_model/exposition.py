@@ -10,46 +10,37 @@ OTHERS = "_others"
 
 # Name: type, labels, help. https://github.com/tallybook/tallybook/blob/main/docs/telemetry.md has the same table.
 METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "tallybook_up": (
-        "gauge", (), "1: the database responded; 0: it did not respond, and only the metrics of this process follow.",
-    ),
+    "tallybook_up":
+        ("gauge", (), "1: the database responded; 0: it did not respond, and only the metrics of this process follow."),
     "tallybook_query_seconds": ("gauge", (), "Time that the database took to return its metrics."),
     "tallybook_jobs": ("gauge", ("queue", "task", "state"), "Jobs in this state now, in the whole database."),
-    "tallybook_jobs_ended_total": (
-        "counter", ("queue", "task", "end"), "Jobs that have ended with this outcome so far.",
-    ),
+    "tallybook_jobs_ended_total":
+        ("counter", ("queue", "task", "end"), "Jobs that have ended with this outcome so far."),
     "tallybook_attempts_followed_total": (
         "counter", ("queue", "task", "end"),
         "Attempts so far with this outcome that did not end their job."
         " A crash that makes the job dead is counted here as well, as lost.",
     ),
-    "tallybook_oldest_job_age_seconds": (
-        "gauge", ("queue", "state"), "How long the oldest job in this state has been due to run.",
-    ),
-    "tallybook_standby_lag_seconds": (
-        "gauge", (), "Lag of the standby that these numbers are read from; only with a standby.",
-    ),
+    "tallybook_oldest_job_age_seconds":
+        ("gauge", ("queue", "state"), "How long the oldest job in this state has been due to run."),
+    "tallybook_standby_lag_seconds":
+        ("gauge", (), "Lag of the standby that these numbers are read from; only with a standby."),
     "tallybook_worker_info": ("gauge", ("name", "version"), "Always 1; the labels show the worker's name and version."),
     "tallybook_worker_ready": ("gauge", (), "1: /readyz responds with 200; 0: it responds with 503."),
-    "tallybook_worker_slots": (
-        "gauge", ("queue",), "How many jobs of the queue this process can run at the same time.",
-    ),
+    "tallybook_worker_slots":
+        ("gauge", ("queue",), "How many jobs of the queue this process can run at the same time."),
     "tallybook_worker_slots_used": ("gauge", ("queue",), "Slots of the queue that hold a job."),
     "tallybook_worker_jobs_claimed_total": ("counter", (), "Jobs that this process has claimed."),
-    "tallybook_worker_attempts_ended_total": (
-        "counter", ("end",), "Attempts of this process that have ended, by the new state of the job.",
-    ),
+    "tallybook_worker_attempts_ended_total":
+        ("counter", ("end",), "Attempts of this process that have ended, by the new state of the job."),
     "tallybook_worker_ends_waiting": ("gauge", (), "Outcomes that the worker has not yet sent to the database."),
-    "tallybook_worker_handlers_abandoned": (
-        "gauge", (), "Handlers that are still running after their deadline and grace period.",
-    ),
+    "tallybook_worker_handlers_abandoned":
+        ("gauge", (), "Handlers that are still running after their deadline and grace period."),
     "tallybook_worker_loop_lag_seconds": ("gauge", (), "Delay of the event loop, measured twice a second."),
-    "tallybook_worker_loop_blocked_total": (
-        "counter", (), "Times that a handler blocked the event loop for 1 s or longer.",
-    ),
-    "tallybook_worker_connection_errors_total": (
-        "counter", ("connection",), "Times that a connection to the database was lost or failed.",
-    ),
+    "tallybook_worker_loop_blocked_total":
+        ("counter", (), "Times that a handler blocked the event loop for 1 s or longer."),
+    "tallybook_worker_connection_errors_total":
+        ("counter", ("connection",), "Times that a connection to the database was lost or failed."),
 }  # fmt: skip
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
