@@ -52,11 +52,9 @@ class Display:
         if time.monotonic() - self._shown < 1:
             return
         self._shown = time.monotonic()
-        self.event(
-            f"{board.saved:6} saved {board.delivered:6} delivered {board.states['running']:4} running"
-            f" {board.states['available']:4} available {board.states['retrying']:4} retrying"
-            f"   {board.refused} refused   pickup {board.latency}"
-        )
+        states = " ".join(f"{board.states[state]:4} {state}" for state in ("running", "available", "retrying"))
+        done = f"{board.saved:6} saved {board.delivered:6} delivered {states}"
+        self.event(f"{done}   {board.refused} refused   pickup {board.latency}")
 
 
 class Live(Display):

@@ -58,6 +58,7 @@ class Figures:
 def measure(conn: Connection, notes: Sequence[Note]) -> Figures:
     saved = {f"submission-{number}": sha256 for number, sha256 in conn.execute(_SUBMISSIONS)}
     jobs = conn.execute(_JOBS).fetchall()
+    enqueued = {f"submission-{number}": at for number, *_, at in jobs}
     taken = [note for note in notes if note.taken and saved.get(note.key) == note.sha256]
     by_key = Counter(note.key for note in taken)
     started: dict[str, float] = {}
@@ -73,9 +74,7 @@ def measure(conn: Connection, notes: Sequence[Note]) -> Figures:
         retries=sum(max(0, attempts - 1) for *_, attempts, _ in jobs),
         duplicates=by_key.total() - len(by_key),
         rate=len(taken) / seconds if seconds else 0.0,
-        pickup=sorted(
-            started[key] - enqueued_at for number, *_, enqueued_at in jobs if (key := f"submission-{number}") in started
-        ),
+        pickup=sorted(started[key] - at for key, at in enqueued.items() if key in started),
     )
 
 
