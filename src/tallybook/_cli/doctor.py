@@ -85,9 +85,8 @@ def _show_installed(db: Db, as_json: bool) -> None:
     if as_json:
         print_json(json.dumps(values, indent=1))
     else:
-        print_pairs(
-            [(name.replace("_", " "), "-" if value is None else yes_no(value)) for name, value in values.items()]
-        )
+        pairs = [(name.replace("_", " "), "-" if value is None else yes_no(value)) for name, value in values.items()]
+        print_pairs(pairs)
         click.echo(_verdict(found))
         if values.get("cluster") == "another one":
             click.echo("this database came from another cluster: run `tallybook migrate`, or start a worker")

@@ -53,15 +53,13 @@ def list_(db: Db) -> list[RateInfo | ConcurrencyInfo]:
 @click.option("--burst", type=int, default=1, show_default=True, help="Number of calls that may start together.")
 def set_(db: Db, name: str, calls: int, per: timedelta, burst: int) -> str:
     """Set a rate limit of CALLS in any window of PER, like `provider 8 1min`."""
-    said = db.run(rates.set_(RateRule.checked(name, calls, per, burst)))
-    return f"rate limit {clean(name)!r} is {said}"
+    return f"rate limit {clean(name)!r} is {db.run(rates.set_(RateRule.checked(name, calls, per, burst)))}"
 
 
 @command("at-once", of=limit, nodes="each")
 def at_once(db: Db, name: str, most: int) -> str:
     """Set a concurrency limit of MOST jobs, like `customer 2`, `queue:reports 5`."""
-    said = db.run(rates.set_concurrency(ConcurrencyRule(name, most)))
-    return f"concurrency limit {clean(name)!r} is {said}"
+    return f"concurrency limit {clean(name)!r} is {db.run(rates.set_concurrency(ConcurrencyRule(name, most)))}"
 
 
 @command(of=limit, nodes="each")
@@ -78,8 +76,7 @@ def drop(db: Db, name: str) -> None:
 @command(of=limit, nodes="each")
 def push(db: Db, name: str, duration: timedelta) -> str:
     """Block a key for a while, like `provider:acme 5min`: its calls wait."""
-    until = db.run(rates.push(name, duration))
-    return f"the next call of {clean(name)!r} may start at {local(until)}"
+    return f"the next call of {clean(name)!r} may start at {local(db.run(rates.push(name, duration)))}"
 
 
 _CALLED: Columns = {

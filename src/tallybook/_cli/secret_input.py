@@ -23,9 +23,7 @@ def nothing_else(more: Sequence[str]) -> None:
 
 def one_secret(field: str, variable: str | None) -> Secret:
     """Return the secret from this variable, from a prompt on a terminal, or from stdin without the final newline."""
-    if variable is not None:
-        return given(field, variable, "--from-env")
-    return _typed(field, sys.stdin.read)
+    return _typed(field, sys.stdin.read) if variable is None else given(field, variable, "--from-env")
 
 
 def several(fields: Sequence[str], variables: Sequence[str]) -> dict[str, Secret]:

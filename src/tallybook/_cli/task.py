@@ -45,10 +45,8 @@ def _found(db: Db, target: str | None) -> list[dict[str, Any]]:
     if target is not None:
         app = load_app(target)
         app._check_tasks()
-        return [
-            {"aliases": [], **one, "on_dead": one.get("on_dead_task"), "workers": None, "registered_at": None}
-            for one in app._catalogue()
-        ]
+        unknown = {"workers": None, "registered_at": None}
+        return [{"aliases": [], **one, "on_dead": one.get("on_dead_task"), **unknown} for one in app._catalogue()]
     return [loads(row) for row in db.texts(_LIST)]
 
 
@@ -148,11 +146,10 @@ def show(db: Db, name: str, target: str | None, as_json: bool) -> None:
         ("on dead", one.get("on_dead") or "-"),
     ]
     told = ("args", "queue", "priority", "retry", "retry_name", "max_attempts")
-    pairs += [
-        (key.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else yes_no(value))
-        for key, value in said.items()
-        if key not in told
-    ]
+    for key, value in said.items():
+        if key not in told:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else yes_no(value)
+            pairs.append((key.replace("_", " "), text))
     if one["workers"] is not None:
         served = [f"{worker['name']} ({', '.join(worker['queues'])})" for worker in one["workers"]]
         pairs += [("served by", ", ".join(served) or "nobody"), ("registered", local(one["registered_at"]) or "-")]

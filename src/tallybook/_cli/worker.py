@@ -197,10 +197,8 @@ async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None, 
 
 
 def _said(report: WorkerReport) -> str:
-    return (
-        f"{report.completed} completed, {report.failed} failed, {report.snoozed} snoozed, {report.dead} dead,"
-        f" {report.released} given back"
-    )
+    ends = f"{report.completed} completed, {report.failed} failed, {report.snoozed} snoozed, {report.dead} dead"
+    return f"{ends}, {report.released} given back"
 
 
 async def _reachable(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> None:
