@@ -60,23 +60,19 @@ class Execution:
                     hint = f"Write @app.task(process=True, {option}=...)"
                     raise ConfigError(option, value, "is for tasks that run in a process of their own", hint=hint)
             return cls(timeout) if timeout is not None else PLAIN
-        _check_function(fn)
-        if isinstance(env, str) or not all(isinstance(name, str) and name for name in env):
+        if inspect.iscoroutinefunction(fn):
+            hint = "Write `def`; the process runs one job at a time, so async has no benefit there"
+            raise ConfigError("process", fn, "an async function runs on the worker's loop", hint=hint)
+        name = getattr(fn, "__qualname__", "<lambda>")
+        if "<lambda>" in name or "<locals>" in name:
+            hint = "Define it at the top of a module: the child process imports it by its name"
+            raise ConfigError("process", name, "a function inside another, or a lambda, cannot be imported", hint=hint)
+        if isinstance(env, str) or not all(isinstance(one, str) and one for one in env):
             raise ConfigError("env", env, "not a sequence of names", hint="Write env=('TALLYBOOK_DSN',)")
         return cls(timeout, True, None if memory is None else parse_size(memory, option="memory"), tuple(sorted(env)))
 
 
 PLAIN = Execution()
-
-
-def _check_function(fn: Callable[..., Any]) -> None:
-    if inspect.iscoroutinefunction(fn):
-        hint = "Write `def`; the process runs one job at a time, so async has no benefit there"
-        raise ConfigError("process", fn, "an async function runs on the worker's loop", hint=hint)
-    name = getattr(fn, "__qualname__", "<lambda>")
-    if "<lambda>" in name or "<locals>" in name:
-        hint = "Define it at the top of a module: the child process imports it by its name"
-        raise ConfigError("process", name, "a function inside another, or a lambda, cannot be imported", hint=hint)
 
 
 def parse_size(value: int | str, *, option: str) -> int:
