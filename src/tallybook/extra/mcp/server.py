@@ -133,7 +133,13 @@ class Tools:
             async with self._database.read() as conn:
                 return await operation.reads(ask, conn)
         if token is None:
-            return await self._preview(operation, ask, arguments)
+            async with self._database.act(None) as conn, conn.transaction(force_rollback=True):
+                outcome, changed = await _carried_out(operation, ask, conn)
+            found = {"would": outcome.would, "now": outcome.now}
+            if changed.action is None:
+                return {"preview": "nothing would change", **found}
+            token, within = self._previews.add(operation.name, arguments, outcome), format_duration(self._lifetime)
+            return {"preview": "nothing was changed yet", "confirm": token, "within": within, **found}
         previewed = self._previews.take(token, operation.name, arguments)
         async with self._database.act(operation.name) as conn:
             outcome, changed = await _carried_out(operation, ask, conn)
@@ -141,16 +147,6 @@ class Tools:
                 reason = "the outcome has changed since the preview, and nothing was done"
                 raise Problem("conflict", reason, hint=_AGAIN)
         return {"done": changed.answer}
-
-    async def _preview(self, operation: Operation, ask: Ask, arguments: dict[str, Any]) -> dict[str, Any]:
-        async with self._database.act(None) as conn, conn.transaction(force_rollback=True):
-            outcome, changed = await _carried_out(operation, ask, conn)
-        found = {"would": outcome.would, "now": outcome.now}
-        if changed.action is None:
-            return {"preview": "nothing would change", **found}
-        token = self._previews.add(operation.name, arguments, outcome)
-        within = format_duration(self._lifetime)
-        return {"preview": "nothing was changed yet", "confirm": token, "within": within, **found}
 
 
 def _said(text: str, *, is_error: bool = False) -> CallToolResult:
