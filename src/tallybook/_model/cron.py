@@ -55,8 +55,7 @@ class _Ticks:
 
     def last(self, first: datetime, end: datetime) -> datetime:
         """Return the latest tick from `first`, a tick, up to `end`. Takes about 60 steps at most, at any distance."""
-        low, step = first, timedelta(seconds=1)
-        high = end
+        low, high, step = first, end, timedelta(seconds=1)
         while (start := high - step) > low:  # backwards from the end, in growing steps
             found = self.after(start)
             if found is not None and found <= end:
@@ -86,10 +85,7 @@ class Cron(_Ticks):
 
     def after(self, instant: datetime) -> datetime | None:
         """Return the first tick after `instant`, or None if there is none within 50 years."""
-        for tick in self._steps(self._restart(instant)):
-            if tick > instant:
-                return tick
-        return None
+        return next((tick for tick in self._steps(self._restart(instant)) if tick > instant), None)
 
     def following(self, tick: datetime) -> Iterator[datetime]:
         """Yield the ticks after `tick`, a tick itself; from there cronsim continues as if it had not stopped."""

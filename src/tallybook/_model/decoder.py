@@ -203,13 +203,9 @@ def _union(params: tuple[Any, ...]) -> Convert | None:
 
 
 def _bare(annotation: Any) -> Any:
-    while True:
-        if isinstance(annotation, typing.NewType):
-            annotation = annotation.__supertype__
-        elif typing.get_origin(annotation) is typing.Annotated:
-            annotation = typing.get_args(annotation)[0]
-        else:
-            return annotation
+    if isinstance(annotation, typing.NewType):
+        return _bare(annotation.__supertype__)
+    return _bare(typing.get_args(annotation)[0]) if typing.get_origin(annotation) is typing.Annotated else annotation
 
 
 def _name(annotation: Any) -> str:
