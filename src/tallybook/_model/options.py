@@ -1,13 +1,11 @@
 """The options of one job, checked once and shared by all jobs made with them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from tallybook._model.backoff import Backoff, as_policy, to_json
 from tallybook._model.durations import parse_duration, seconds_text
@@ -89,7 +87,7 @@ class Options:
             check_limits(self.limits)
         _check_fair(self.fair_key, self.order_key)
 
-    def replaced(self, given: Mapping[str, Any]) -> Options:
+    def replaced(self, given: Mapping[str, Any]) -> Self:
         """Return a copy updated with the non-None values of `given`. `delay` may be text; it excludes `run_at`."""
         given = {name: value for name, value in given.items() if value is not None}
         if "run_at" in given:

@@ -1,14 +1,12 @@
 """Schedules as pure values: their ticks, and a worker's decision about a schedule that is due."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 from tallybook._model.cron import Cron, Every, Rule
 from tallybook._model.durations import format_duration, parse_duration, seconds_text
@@ -48,7 +46,7 @@ class Timing:
         catch_up: int = 100,
         overlap: bool = False,
         option: str = "cron",
-    ) -> Timing:
+    ) -> Self:
         """Return the timing from people's input. Errors name the expression or the interval as `option`."""
         if (cron is None) == (every is None):
             raise ConfigError(option, cron, "pass either cron or every", hint="Write cron='*/5 * * * *'")
