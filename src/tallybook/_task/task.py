@@ -127,7 +127,9 @@ class Task(_Both[P, R_co]):
         functools.update_wrapper(self, _checked(fn))
         self.app = app
         self.fn = fn
-        self.name = name if name is not None else _name_of(fn)
+        if name is None and fn.__name__ == "<lambda>":
+            raise ConfigError("name", fn.__name__, "a lambda has no name to store in a row", hint="Give it name=...")
+        self.name = fn.__name__ if name is None else name
         check_name("name", self.name, 200)
         self.is_async = inspect.iscoroutinefunction(fn)
         self.options = options
@@ -147,9 +149,8 @@ class Task(_Both[P, R_co]):
         if exclusive is not None and exclusive.key and not self.args.is_open:  # else no annotation is resolved
             exclusive.check(self.name, self.args.names)
         # The task's policy is looked up when an attempt fails; a row stores only the policy that its job set.
-        self._bound: BoundTask[P, R_co] = BoundTask(
-            self, replace(options, max_attempts=None, version=self.contract.version)
-        )
+        options = replace(options, max_attempts=None, version=contract.version)
+        self._bound: BoundTask[P, R_co] = BoundTask(self, options)
 
     def of_app(self, app: Owner) -> Self:
         """Return the same task for another app, with that app's retry policies, providers and on_dead."""
@@ -388,11 +389,8 @@ class BoundTask(_Both[P, R_co]):
         if not self._exclusive and not any("{" in key for key in (*limits, fair or "")):
             return self.options
         args = json.loads(text)
-        return replace(
-            self.options,
-            limits=tuple(self._filled("limits", key, args) for key in limits),
-            fair_key=fair and self._filled("fair_key", fair, args),
-        )
+        limits = tuple(self._filled("limits", key, args) for key in limits)
+        return replace(self.options, limits=limits, fair_key=fair and self._filled("fair_key", fair, args))
 
     def _filled(self, option: str, key: str, args: Mapping[str, Any]) -> str:
         def value(found: re.Match[str]) -> str:
@@ -468,9 +466,3 @@ def _checked(fn: object) -> Callable[..., Any]:
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         raise ConfigError("task", fn, "a generator function, which a worker cannot run to its end")
     return fn
-
-
-def _name_of(fn: Callable[..., Any]) -> str:
-    if fn.__name__ == "<lambda>":
-        raise ConfigError("name", fn.__name__, "a lambda has no name to store in a row", hint="Give it name=...")
-    return fn.__name__
