@@ -243,6 +243,11 @@ async def _give_back(library: Library, begun: Begun, *, well: bool) -> None:
 def _end(job: Running, known: ServedTask, value: Any) -> tuple[str, Call[str], timedelta | None]:
     """Return the end of this attempt, as the last statement of its transaction."""
     attempt = (job.lease.lease, job.job_id, job.attempt)
+    if isinstance(value, SubjectOutcome) and not isinstance(value, Reject):
+        end = end_of(job, known, value)
+        if isinstance(end, ends.SubjectEnd):
+            return end.verb, end.atomic(attempt), end.wake_in
+        value = end  # None: completed, or Dead
     if not isinstance(value, Outcome):
         result = None if value is None else known.result_text(value)
         return "complete", ends.atomic_complete(attempt, result), None
@@ -255,24 +260,11 @@ def _end(job: Running, known: ServedTask, value: Any) -> tuple[str, Call[str], t
             return "cancel", ends.atomic(ends.CANCEL_RUNNING, attempt, reason=reason), None
         case Dead():
             return "fail", _fail(attempt, given_up(value, job.worker_name), None, None, final=True), None
-        case SubjectOutcome():
-            return _end_of_subject(job, known, value)
+        case Reject():
+            then, error = after_rejection(job, known, value), rejection(job, known, value)
+            return "fail", _fail(attempt, error, then.delay, known.max_attempts, final=then.final), then.delay
         case _:
             raise TypeError(f"{type(value).__name__} is not Snooze, Cancel or Dead")
-
-
-def _end_of_subject(
-    job: Running, known: ServedTask, outcome: SubjectOutcome
-) -> tuple[str, Call[str], timedelta | None]:
-    attempt = (job.lease.lease, job.job_id, job.attempt)
-    if isinstance(outcome, Reject):
-        then = after_rejection(job, known, outcome)
-        error = rejection(job, known, outcome)
-        return "fail", _fail(attempt, error, then.delay, known.max_attempts, final=then.final), then.delay
-    end = end_of(job, known, outcome)
-    if end is None or isinstance(end, Dead):
-        return _end(job, known, end)
-    return end.verb, end.atomic(attempt), end.wake_in
 
 
 def _fail(

@@ -41,11 +41,20 @@ class Ends:
         elif isinstance(value, Ended):
             self._finisher.ended(job, value.verb, value.said, value.wake_in)
         elif job.in_doubt:
-            self._completed_itself(job, known)
+            verb = "ctx.complete" if job.own_end is None else "ctx.end"
+            text = f"the handler returned, but the transaction in which it called {verb} is not committed"
+            # It is a failure only if DoubtfulEnds finds that the transaction was not committed.
+            error = TransactionError(text, hint="Commit it before the handler returns")
+            error.no_retry = False  # nothing was committed
+            self._failed(job, known, error, after_failure(job, known, error))
         else:
             if job.guard is not None and job.guard.timed_out:
                 log.warning("%s %s completed after its deadline, when it was asked to stop", known.name, job.job_id)
-            self._completed(job, known, value)
+            if isinstance(value, ChildResult):
+                result = value.text if known.store_result else None
+            else:
+                result = None if value is None else known.result_text(value)
+            self._finisher.complete(job, result)
 
     def broken(self, job: Running, known: ServedTask, error: BaseException) -> None:
         """Fail an attempt whose end could not be stored as it was: every attempt gets an end."""
@@ -57,27 +66,10 @@ class Ends:
         _log_failure(job, error)
         self._finisher.fail(job, {**error, "worker": self._worker_name}, delay=None, limit=limit, final=False)
 
-    def _completed_itself(self, job: Running, known: ServedTask) -> None:
-        said = "ctx.complete" if job.own_end is None else "ctx.end"
-        # It is a failure only if DoubtfulEnds finds that the transaction was not committed.
-        error = TransactionError(
-            f"the handler returned, but the transaction in which it called {said} is not committed",
-            hint="Commit it before the handler returns",
-        )
-        error.no_retry = False  # nothing was committed
-        self._failed(job, known, error, after_failure(job, known, error))
-
     def _failed(self, job: Running, known: ServedTask, error: BaseException, then: Next) -> None:
         job.raised = error
         described = describe(error, attempt=job.attempt, worker=self._worker_name)
         self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
-
-    def _completed(self, job: Running, known: ServedTask, value: Any) -> None:
-        if isinstance(value, ChildResult):
-            result = value.text if known.store_result else None
-        else:
-            result = None if value is None else known.result_text(value)
-        self._finisher.complete(job, result)
 
     def _outcome(self, job: Running, known: ServedTask, outcome: Outcome) -> None:
         match outcome:

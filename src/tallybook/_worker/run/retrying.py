@@ -86,11 +86,8 @@ def put_off(outcome: Snooze) -> timedelta:
 
 def given_up(outcome: Dead, worker: str) -> dict[str, Any]:
     """Return the error of an attempt that ends as dead by its handler."""
-    return {
-        "type": "Dead",
-        "message": safe_text(outcome.reason, LONGEST_REASON) or "the handler gave up",
-        "worker": worker,
-    }
+    message = safe_text(outcome.reason, LONGEST_REASON) or "the handler gave up"
+    return {"type": "Dead", "message": message, "worker": worker}
 
 
 def after_rejection(job: Running, known: ServedTask, outcome: Reject) -> Next:

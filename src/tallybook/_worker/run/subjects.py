@@ -47,11 +47,8 @@ def end_of(job: Running, known: ServedTask, outcome: SubjectOutcome) -> SubjectE
 
 def rejection(job: Running, known: ServedTask, outcome: Reject) -> dict[str, Any]:
     """Return the stored error of an attempt that ended with a Reject."""
-    error: dict[str, Any] = {
-        "type": "Reject",
-        "message": safe_text(outcome.message, LONGEST_REASON),
-        "worker": job.worker_name,
-    }
+    message = safe_text(outcome.message, LONGEST_REASON)
+    error: dict[str, Any] = {"type": "Reject", "message": message, "worker": job.worker_name}
     if outcome.details is not None:
         error["details"] = json.loads(details_text(outcome, known.name))
     if outcome.ref_id is not None:
