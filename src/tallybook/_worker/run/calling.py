@@ -115,13 +115,7 @@ class Handlers:
         return value
 
     async def _around(
-        self,
-        job: Running,
-        ctx: Context,
-        known: ServedTask,
-        fn: Callable[..., Any],
-        positional: list[Any],
-        named: dict[str, Any],
+        self, job: Running, ctx: Context, known: ServedTask, fn: Callable[..., Any], positional: Any, named: Any
     ) -> Any:
         async with AsyncExitStack() as hooks:
             for hook in self._app._arounds:
@@ -145,12 +139,7 @@ class Handlers:
                 job.handle = handle
 
     async def _in_thread(
-        self,
-        job: Running,
-        context: contextvars.Context,
-        fn: Callable[..., Any],
-        positional: list[Any],
-        named: dict[str, Any],
+        self, job: Running, context: contextvars.Context, fn: Callable[..., Any], positional: Any, named: Any
     ) -> Any:
         def call() -> Any:
             try:

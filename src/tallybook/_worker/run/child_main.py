@@ -282,10 +282,8 @@ def _adopt_main(hello: dict[str, Any]) -> None:
     """Make the worker's main module importable as `__main__`, without running the code behind `if __name__`."""
     if hello["main_name"]:
         content = runpy.run_module(hello["main_name"], run_name="__mp_main__", alter_sys=True)
-    elif hello["main_path"]:
-        content = runpy.run_path(hello["main_path"], run_name="__mp_main__")
     else:
-        return
+        content = runpy.run_path(hello["main_path"], run_name="__mp_main__")
     module = types.ModuleType("__mp_main__")
     module.__dict__.update(content)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module

@@ -148,13 +148,9 @@ class Child:
         """Start the process and send it its settings; do not wait until it is ready."""
         ours, theirs = socket.socketpair()
         try:
+            words = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno())]
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-c",
-                _PROGRAM,
-                json.dumps(sys.path),
-                str(theirs.fileno()),
+                *words,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env={name: value for name, value in os.environ.items() if name not in CREDENTIALS or name in self.env},
