@@ -18,7 +18,6 @@ from dataclasses import fields, replace
 from typing import TypeAlias
 
 from tallybook._db.aside import aside
-from tallybook._db.driver import Connection
 from tallybook._db.link import Link
 from tallybook._db.nodes import Node, asked, chosen, nodes, numbered
 from tallybook._db.policy import first_line
@@ -126,9 +125,7 @@ class Fleet:
         self._reports: dict[str, WorkerReport] = {}
 
     async def run(self) -> WorkerReport:
-        """Serve all nodes until stopped. Raises ConfigError for a wrong list of nodes or a limit too small to
-        divide.
-        """
+        """Serve all nodes until stopped. ConfigError: a wrong list of nodes, or a limit too small to divide."""
         self.watchdog = Watchdog(asyncio.get_running_loop())
         async with self.telemetry or contextlib.nullcontext():
             self.watchdog.start()
@@ -155,16 +152,15 @@ class Fleet:
             await happens(self.stopping, AGAIN)
             if self.stopping.is_set():
                 break
-            before = found[0]
             try:
                 now = await aside(self._look, True)
                 parts = parts_of(self.app, now[0])
             except Exception as error:  # its database is away, or it is wrong, or too long to divide a limit
                 log.warning("the list of nodes cannot be used, so the former one stays: %s", first_line(error))
                 continue
+            if _known(found[0]) != _known(now[0]):
+                self._tell(now[0], parts)
             found = now
-            if _known(before) != _known(found[0]):
-                self._tell(found[0], parts)
         await asyncio.gather(*(life.task for life in self.lives.values()))
 
     async def _first(self) -> Found:
@@ -298,7 +294,8 @@ async def drain_nodes(
     every = await aside(nodes, dsn)
     parts, total = parts_of(app, every), DrainReport(0, 0, 0, 0, 0, 0)
     for node in chosen(every, which):
-        (answer,) = await aside(asked, [node], _answers)  # a drain without a time limit would wait for it
+        # Ask first: a drain without a time limit would wait for a node that is away.
+        (answer,) = await aside(asked, [node], lambda conn: conn.execute("select").rowcount)
         error = answer.error
         if error is None and (jobs := most - total.processed) > 0 and (seconds := until - time.monotonic()) > 0:
             token = at_node.set(At(node.name, node.dsn, dsn))
@@ -314,10 +311,6 @@ async def drain_nodes(
             log.warning("node %s was not drained: %s", node.name, error)
             total = replace(total, unreachable=(*total.unreachable, node.name))
     return total
-
-
-def _answers(conn: Connection) -> int:
-    return conn.execute("select").rowcount
 
 
 def _check(app: ServedApp, settings: WorkerSettings) -> None:

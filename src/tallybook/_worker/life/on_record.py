@@ -48,7 +48,10 @@ def checked(app: ServedApp, queues: Iterable[str], part: Part, lives: bool, conn
     Warns of job ids with another node's number, task names that another app has, and queues that look misspelt.
     """
     expected = migrate.check(conn)
-    _check_number(part, conn)
+    if part.number is not None and (found := migrate.info(conn).node) != part.number:
+        hint = "Correct the address: `tallybook node add NAME ADDRESS`; `tallybook node check` shows all nodes"
+        reason = f"the database {conn.info.dbname!r} at its address has number {found}"
+        raise ConfigError("number of a node", part.number, reason, hint=hint)
     if foreign := foreign_ids(conn):
         log.warning("%s. %s", *foreign)
     _warn_of_twins(app, conn)
@@ -60,14 +63,6 @@ def checked(app: ServedApp, queues: Iterable[str], part: Part, lives: bool, conn
         if queue not in known and (near := get_close_matches(queue, known, 1, 0.75)):
             log.warning("queue %r has never had a job; did you mean %r? The worker serves it anyway", queue, near[0])
     return expected
-
-
-def _check_number(part: Part, conn: Connection) -> None:
-    """Raise ConfigError if the node's address leads to the database of another node."""
-    if part.number is not None and (found := migrate.info(conn).node) != part.number:
-        hint = "Correct the address: `tallybook node add NAME ADDRESS`; `tallybook node check` shows all nodes"
-        reason = f"the database {conn.info.dbname!r} at its address has number {found}"
-        raise ConfigError("number of a node", part.number, reason, hint=hint)
 
 
 def _warn_of_twins(app: ServedApp, conn: Connection) -> None:

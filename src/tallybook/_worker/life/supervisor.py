@@ -93,13 +93,11 @@ class Child:
         if self._socket is not None:
             self._socket.close()
         self._socket, theirs = socket.socketpair()
+        # -P: ignore a click.py in the working directory; the app is still found there
+        words = [sys.executable, "-P", "-m", "tallybook", *self.words]
         with theirs:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # ignore a click.py in the working directory; the app is still found there
-                "-m",
-                "tallybook",
-                *self.words,
+                *words,
                 env={**os.environ, **self.env, _SOCKET: str(theirs.fileno())},
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
