@@ -92,9 +92,7 @@ async def drain(
     """
     seconds = max_seconds.total_seconds() if isinstance(max_seconds, timedelta) else max_seconds
     settings = WorkerSettings(queues=parse_queues(app_queues(app) if queues is None else queues), notify=False)
+    how = settings, max_jobs, seconds
     if nodes is not None:
-        drained = drain_nodes(
-            app, _dsn(app, dsn), nodes, settings, max_jobs, seconds, raise_on_failure=raise_on_failure
-        )
-        return await drained
-    return await _drain(app, _dsn(app, dsn), settings, max_jobs, seconds, raise_on_failure=raise_on_failure)
+        return await drain_nodes(app, _dsn(app, dsn), nodes, *how, raise_on_failure=raise_on_failure)
+    return await _drain(app, _dsn(app, dsn), *how, raise_on_failure=raise_on_failure)
