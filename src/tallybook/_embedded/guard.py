@@ -95,14 +95,11 @@ class Guard:
             bufsize=0,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
+        self.process_id = self._process.pid
         self._commands = self._process.stdin
         self._replies = self._process.stdout
         _watch_forks()
         _alive.add(self)
-
-    @property
-    def process_id(self) -> int:
-        return self._process.pid
 
     def is_alive(self) -> bool:
         # The pipe shows its end a moment before the process can be reaped.

@@ -36,15 +36,6 @@ _SECONDS_WHEN_ABANDONED = 10.0
 _SECONDS_FOR_IMMEDIATE = 5.0
 
 
-def _find_prctl() -> Callable[[int, int], int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    import ctypes
-
-    prctl = ctypes.CDLL(None).prctl
-    return lambda option, value: int(prctl(option, ctypes.c_ulong(value), 0, 0, 0))
-
-
 def _children_of(pid: int) -> list[int]:
     """Return the children of `pid`, which must be stopped or be this process, so that the list does not change."""
     found = []
@@ -80,7 +71,12 @@ class Guard:
         self.uid = uid
         self.gid = gid
         self.pid = 0
-        self.prctl = _find_prctl()
+        self.prctl: Callable[[int, int], int] | None = None
+        if sys.platform.startswith("linux"):
+            import ctypes
+
+            prctl = ctypes.CDLL(None).prctl
+            self.prctl = lambda option, value: int(prctl(option, ctypes.c_ulong(value), 0, 0, 0))
         self.wake, wake_write = os.pipe()
         for end in (self.wake, wake_write):
             os.set_blocking(end, False)
@@ -88,7 +84,7 @@ class Guard:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
-        if self.prctl:
+        if self.prctl is not None:
             # The children of a killed postmaster become ours instead of the first process's, which in a container may
             # never reap them. So we also know when the last of them is gone.
             self.prctl(_PR_SET_CHILD_SUBREAPER, 1)

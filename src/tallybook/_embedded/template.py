@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from .account import Account, owner_uid
@@ -153,8 +152,7 @@ def _fingerprint(bin_directory: Path) -> str:
 def _libraries_beside(home: Path) -> list[Path]:
     """Return the libraries that wheels keep beside the tree and find relative to it (auditwheel, delocate)."""
     package = home.parent
-    candidates: Sequence[Path] = (package.parent / f"{package.name}.libs", package / ".dylibs")
-    return [path for path in candidates if path.is_dir()]
+    return [path for path in (package.parent / f"{package.name}.libs", package / ".dylibs") if path.is_dir()]
 
 
 def _all_reachable(bin_directory: Path, account: Account) -> bool:
