@@ -87,7 +87,7 @@ class Traces:
         self._metrics = metrics
         self._headers = Headers(propagator)
         self._parent = parent
-        self.opened, self.closed = metrics.opened, metrics.closed
+        self.carried, self.opened, self.closed = self._headers.carried, metrics.opened, metrics.closed
 
     # Producers
 
@@ -131,7 +131,7 @@ class Traces:
         return [Link(span) for span in list(found.values())[:_MOST_LINKS]]
 
     def _carrying(self, what: What, *, keeps: bool) -> What:
-        carried = self._headers.carried()
+        carried = self.carried()
         if not carried:
             return what
 
@@ -176,10 +176,6 @@ class Traces:
             otel.detach(token)
         if not attempt.in_doubt:
             told("complete", None)
-
-    def carried(self) -> dict[str, str]:
-        """Return the current context, for a child process."""
-        return self._headers.carried()
 
     def enter(self, carried: Mapping[str, str]) -> None:
         otel.attach(self._headers.context_of(carried))
