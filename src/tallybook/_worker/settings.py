@@ -99,14 +99,6 @@ class WorkerSettings:
             raise ConfigError("metrics_host", host, "must be an address of this machine", hint="0.0.0.0 means all")
 
     @property
-    def most_abandoned(self) -> int:
-        return self.slots if self.max_abandoned is None else self.max_abandoned
-
-    @property
-    def most_children(self) -> int:
-        return self.slots if self.children is None else min(self.children, self.slots)
-
-    @property
     def slots(self) -> int:
         """Return how many jobs of all queues run at the same time."""
         return sum(self.queues.values())

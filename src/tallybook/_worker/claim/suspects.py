@@ -6,8 +6,7 @@ process dies again, the job was alone and is dead as crashed; otherwise it ends 
 (see _lost.sql): a crash makes a job dead only if its worker held nothing else.
 
 While a suspect waits for the process to become idle, and while it runs, nothing is claimed. If the process does not
-become idle, the suspect is given back, to be tried later or by another worker. Tasks with a process of their own are
-alone anyway.
+become idle, the suspect is given back, to be tried later or by another worker. A task's own process is alone anyway.
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ class Suspects:
     careful: bool = False
     """More suspects may be in line: claim one job at a time."""
     _busy_until: float = 0.0
-    _found: list[Running] = field(default_factory=list)
+    found: list[Running] = field(default_factory=list)
+    """Suspects that `admit` has kept; each holds a slot that only `start_found` uses."""
     _first: Running | None = None
 
     def most(self, limit: int | None = None) -> int | None:
@@ -59,26 +59,21 @@ class Suspects:
         """Start these jobs, for a caller that cannot wait; keep suspects among them for `start_found`."""
         suspects, others = self._apart(jobs)
         if suspects:
-            self._found.extend(suspects)
+            self.found.extend(suspects)
             self.book.changed.set()
             self.on_found()
         self.runner.start(others)
 
-    @property
-    def found(self) -> bool:
-        """Whether `admit` has kept a suspect, which holds a slot that only `start_found` uses."""
-        return bool(self._found)
-
     def take(self) -> list[Running]:
         """Return the suspects that are held here, for a caller that gives them back."""
-        found = [*self._found, *filter(None, (self._first,))]
-        self._found, self._first = [], None
+        found = [*self.found, *filter(None, (self._first,))]
+        self.found, self._first = [], None
         return found
 
     async def start_found(self, *, until: float | None = None) -> None:
         """Start the suspects that `admit` has kept."""
-        while self._found and not self.stopping.is_set():
-            found, self._found = self._found, []
+        while self.found and not self.stopping.is_set():
+            found, self.found = self.found, []
             await self.start(found, until=until)
 
     def _apart(self, jobs: list[Running]) -> tuple[list[Running], list[Running]]:

@@ -108,12 +108,9 @@ class Database:
     def __init__(self, dsn: str, name: str) -> None:
         self._dsn, self._name = dsn, name
         self._link = Link(dsn, name)
-        self._asked = Asked(self._answer)
+        self.numbers = Asked(self._answer).now
+        """Returns numbers that are at most a second old; None: the database is away."""
         self.questions = 0
-
-    async def numbers(self) -> Numbers | None:
-        """Return numbers that are at most a second old; None: the database is away."""
-        return await self._asked.now()
 
     async def _answer(self, *, again: bool = True) -> Numbers:
         kept = self._link.conn is not None

@@ -141,7 +141,7 @@ class Worker:
 
     def _abandoned(self) -> None:
         left = self.runner.still_abandoned
-        if left >= self.settings.most_abandoned and not self.claimer.stopping.is_set():
+        if left >= (self.settings.max_abandoned or self.settings.slots) and not self.claimer.stopping.is_set():
             message = "%s abandoned handlers have not ended: the worker stops, to be started again"
             log.error(message, left, extra={"event": "worn out"})
             self.worn_out = True

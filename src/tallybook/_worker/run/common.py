@@ -18,7 +18,7 @@ class Common:
     def __init__(self, app: ServedApp, settings: WorkerSettings) -> None:
         self._app = app
         self.threads = DaemonThreads(settings.slots, "tallybook-job")
-        self.children = Children(settings.name, settings.most_children)
+        self.children = Children(settings.name, min(settings.children or settings.slots, settings.slots))
         self.state = SimpleNamespace()
         self._lifespan = AsyncExitStack()
 

@@ -88,22 +88,19 @@ class Ends:
                 if not job.lost:
                     self._finisher.ended(job, "limit_take", "scheduled", timedelta(0))
             case SubjectOutcome():
-                self._iterated(job, known, outcome)
+                try:
+                    end = end_of(job, known, outcome)
+                except TallybookError as error:
+                    self.raised(job, known, error)
+                    return
+                if end is None:
+                    self._finisher.complete(job)
+                elif isinstance(end, Dead):
+                    self._outcome(job, known, end)
+                else:
+                    self._finisher.iterated(job, end)
             case _:
                 raise TypeError(f"{type(outcome).__name__} is not Snooze, Cancel or Dead")
-
-    def _iterated(self, job: Running, known: ServedTask, outcome: SubjectOutcome) -> None:
-        try:
-            end = end_of(job, known, outcome)
-        except TallybookError as error:
-            self.raised(job, known, error)
-            return
-        if end is None:
-            self._finisher.complete(job)
-        elif isinstance(end, Dead):
-            self._outcome(job, known, end)
-        else:
-            self._finisher.iterated(job, end)
 
     def raised(self, job: Running, known: ServedTask, error: BaseException) -> None:
         """End the attempt of a handler that raised: cancelled, given back, crashed or failed."""

@@ -2,8 +2,7 @@
 
 A job does not always need its own asyncio task. A relay is one asyncio task that runs jobs one after the other while
 they end without waiting. The first job that waits keeps the relay, and another relay runs the rest. So each handler
-that waits has its own asyncio task (cancel, timeout and task groups work as usual), and one that does not costs 1 us
-instead of 5.
+that waits has its own asyncio task (cancel, timeout, task groups work as usual); one that does not costs 1 us, not 5.
 """
 
 from __future__ import annotations
@@ -112,7 +111,6 @@ class Runner:
         )  # fmt: skip
 
     def cannot_start(self, job: Running, error: dict[str, Any]) -> None:
-        """Fail an attempt that has not started; its task's own limit of attempts applies."""
         self.ends.not_started(job, self._app._names.get(job.task_name), error)
 
     def cancel(self, job_id: int, reason: str | None, attempt: int | None = None) -> None:
@@ -146,7 +144,7 @@ class Runner:
     @property
     def still_abandoned(self) -> int:
         """The number of abandoned handlers that have not ended: threads, and coroutines that cannot be closed."""
-        return self._threads.abandoned + len(self._left) + self._unclosed
+        return len(self._threads.abandoned) + len(self._left) + self._unclosed
 
     def leave(self, job: Running) -> None:
         """Abandon a handler whose attempt has an end: close its coroutine, replace its thread, kill its process."""

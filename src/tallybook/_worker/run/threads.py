@@ -26,12 +26,8 @@ class DaemonThreads(Executor):
         self._number = 0
         self._idle = threading.Semaphore(0)
         self._work: SimpleQueue[_Item | None] = SimpleQueue()
-        self._abandoned: set[Future[Any]] = set()
+        self.abandoned: set[Future[Any]] = set()
         self._lock = threading.Lock()  # for abandoning a call and for the end of one; else no job waits for it
-
-    @property
-    def abandoned(self) -> int:
-        return len(self._abandoned)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a call in one of the threads; call from the event loop only. Raises if a thread cannot be started."""
@@ -51,7 +47,7 @@ class DaemonThreads(Executor):
         with self._lock:
             if future.cancel() or future.done():
                 return False
-            self._abandoned.add(future)
+            self.abandoned.add(future)
         # Always: the count of idle threads may be one too high, and a job with a slot must find a thread.
         self._started -= 1
         self._start()
@@ -64,8 +60,8 @@ class DaemonThreads(Executor):
                 result, raised = _outcome(call)
                 with self._lock:  # in one step: `abandon` comes before the end, or sees that it has ended
                     future.set_exception(raised) if raised is not None else future.set_result(result)
-                    if future in self._abandoned:
-                        self._abandoned.discard(future)
+                    if future in self.abandoned:
+                        self.abandoned.discard(future)
                         return
                 del result, raised
             del item, future, call  # else they live until the next job
