@@ -46,8 +46,7 @@ _BATCH = 250
 _COMPUTING = 0.2
 # Seconds for which the clock relies on the services' own checks, once these report to it.
 _WATCHED = 60.0
-# Seconds to wait while another worker runs the clock or holds a row: by then it has fired what is due now, or it is
-# slow.
+# Seconds to wait while another worker runs the clock or holds a row: by then it has fired what is due, or is slow.
 _BUSY, _LONGEST_BUSY = 0.05, 1.0
 _AGAIN = timedelta(hours=1)
 
@@ -68,8 +67,7 @@ class Ran:
 class Clock:
     """`look` returns when the next run is due, `run` runs once, and `serve` does both forever.
 
-    Schedules whose jobs come from a query fire beside the others, on connections like `queries`: a slow query delays
-    nothing else.
+    Schedules whose jobs come from a query fire beside the others, on links like `queries`: a slow query delays none.
     """
 
     def __init__(

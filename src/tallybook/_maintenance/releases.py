@@ -20,8 +20,7 @@ _FAIR = Declared("""
 _FAIR_RELEASE = _FAIR.select("known::text, released, busy, remain")
 _BATCH = 500
 _ROUND = 1.0
-# Seconds. A round over everything that jobs wait for takes about a twentieth of one connection's time, however long it
-# is.
+# Seconds. A round over all that jobs wait for takes about a twentieth of one connection's time, however long it is.
 _APART = 0.25
 _LOCKED = 0.05
 # How many jobs with fair keys to keep in line: a fast worker with many slots would find too few between two checks.
@@ -94,8 +93,7 @@ class Permits(Release):
 
 
 class FairRelease(Release):
-    """Moves jobs with a fair key to their lanes in rounds, as those in line are claimed. Claims of such jobs notify it,
-    too.
+    """Moves jobs with a fair key to their lanes in rounds, as those in line are claimed; claims notify it, too.
 
     Each run costs as much as a hundred jobs. So it waits until its share of half a line was claimed, or until a claim
     has found less than it wanted.

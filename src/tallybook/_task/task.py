@@ -309,10 +309,9 @@ class Task(_Both[P, R_co]):
         `order_key` run one at a time, in the order in which they became available. After `expires_at` (aware) no
         attempt starts: the job is dead, with the reason expired. The job waits until all jobs of `after` have ended:
         Jobs, ids, or `task.job(...)` of the same `enqueue_many`. If one is cancelled or dead, the job is cancelled,
-        unless `on_parent` is "any":
-        see https://github.com/tallybook/tallybook/blob/main/docs/fan-out.md.
-        `links` name up to 10 of your rows, like {"submission": 42}; `app.jobs.trace` finds the job by them. `retry` is
-        an Exponential, Constant or Linear, or the name of a policy of the app; a function cannot be stored in a row.
+        unless `on_parent` is "any": see https://github.com/tallybook/tallybook/blob/main/docs/fan-out.md. `links` name
+        up to 10 of your rows, like {"submission": 42}; `app.jobs.trace` finds the job by them. `retry` is an
+        Exponential, Constant or Linear, or the name of a policy of the app; a function cannot be stored in a row.
         `limits` are the keys of the limits that hold the job, like "provider:acme"; `{name}` is replaced by that
         argument. Jobs with a `fair_key` ("tenant:42", or "tenant:{tenant}" for an argument) take turns with the other
         keys of their queue, one job per key.

@@ -2,8 +2,7 @@
 
 While the worker waits ("armed"), its session holds a shared advisory lock for each of its queues. A producer that finds
 the lock taken sends a notification. Under load the worker stops listening, so that producers commit without one.
-Polling is the fallback: without a session (a pooler in transaction mode, a server that is away) a job waits one poll at
-most.
+Polling is the fallback: without a session (a pooler in transaction mode, no server) a job waits one poll at most.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ DEAL = " fair_release"
 _PING_EVERY = 8.0
 _PING_LIMIT = 4.0
 _ARM_LIMIT = 2.0  # the claimer waits for this one
+_HOLD = "select pg_advisory_lock_shared(1413565444, hashtext(w)) from unnest(%s::text[]) w"
 _PING = "select exists (select from pg_listening_channels() c where c = 'tallybook')"
 _LISTEN_BEGIN = Declared("listen_begin(queues text[], held boolean) -> row (armed clear boolean)")
 _LISTEN_END = Declared("listen_end(queues text[]) -> void")
@@ -79,12 +79,8 @@ class Sleeper:
         try:
             with SocketTimeout(conn, _PING_LIMIT):
                 await conn.execute("set statement_timeout = 0; set idle_session_timeout = 0; listen tallybook")
-                # A busy worker does not sleep but must still promote, so promotions are heard as long as the session
-                # lives.
-                await conn.execute(
-                    "select pg_advisory_lock_shared(1413565444, hashtext(w)) from unnest(%s::text[]) w",
-                    ([PROMOTE, SCHEDULE, SETTLE, PLACES, DEAL],),
-                )
+                # A busy worker does not sleep but must still promote: it hears promotions while the session lives.
+                await conn.execute(_HOLD, ([PROMOTE, SCHEDULE, SETTLE, PLACES, DEAL],))
         except BaseException:
             await conn.close()
             raise

@@ -3,8 +3,7 @@
 A connection can be lost at COMMIT. A handler can call `ctx.complete` or `ctx.end` in its own transaction and never end
 it. So such an end is never stored blindly. First the server is asked how the attempt ended. If it has not ended, the
 end is sent like any other: it waits for a transaction that may still commit another end, and the first of the two
-counts. The finisher's connection is not used for this: the ends of all other jobs would wait behind one such
-transaction.
+counts. The finisher's connection is not used for this: all other jobs' ends would wait behind one such transaction.
 """
 
 from __future__ import annotations

@@ -76,8 +76,7 @@ async def drain(
     timers = _timers(worker.claimer.link, until, settings.abort_timeout.total_seconds())
     try:
         await _start(worker, until)
-        # Once: a schedule that is due meanwhile is for the next drain. A schedule of every second would never let this
-        # end.
+        # Once: a schedule that is due meanwhile is for the next drain. One of every second would never let this end.
         await _in_time(worker, until, worker.maintenance.clock.run())
         await _in_time(worker, until, worker.maintenance.clock.run_queries())
         while until is None or time.monotonic() < until:

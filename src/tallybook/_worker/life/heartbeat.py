@@ -49,8 +49,7 @@ _LET_GO = "select pg_advisory_unlock_shared(1413565443, %s::int)"
 _STOP = Declared("worker_stop(worker int) -> int")
 # After a failover the server may have lost ends that it had confirmed to this worker. So the worker must not report
 # that all of its claims up to some id have ended: nobody would look for the lost ones. The same statement checks the
-# timeline. On another timeline the worker starts anew, and its former self's open attempts are rescued from what is
-# stored.
+# timeline. On another one the worker starts anew, and its former self's open attempts are rescued as they are stored.
 _RENEW = Declared("""
   renew(worker int, open_from bigint, running bigint[], lag interval, memory bigint)
   -> rows (job_id bigint, reason text, attempt int)""")
@@ -258,10 +257,7 @@ class Heartbeat:
             self._on_fail(error)
 
     def _come_back(self, error: Error) -> None:
-        """Register as a new worker after this one was given up for dead, or after a failover.
-
-        A worker is given up for dead when it was stopped, or cut off, for longer than the lease.
-        """
+        """Register anew after a failover, or when this worker was stopped or cut off for longer than its lease."""
         old = self._beats_as
         message = "worker %s was given up for dead, and others have taken its jobs; starting again: %s"
         log.warning(message, old, error.diag.message_primary)
@@ -280,10 +276,7 @@ class Heartbeat:
             self._wait(_COMES_BACK)
 
     async def leave(self, link: Link) -> None:
-        """End the thread and deregister the worker, if it is registered, over this connection.
-
-        If that fails, others rescue its jobs.
-        """
+        """End the thread and deregister the worker over this connection; if that fails, others rescue its jobs."""
         # First: a beat after worker_stop would be refused, and register the worker again.
         self._stopping = True
         self.beat_now()

@@ -44,8 +44,7 @@ def checked(app: ServedApp, queues: Iterable[str], part: Part, lives: bool, conn
     """Check the schema and store the app's limits; return the schema version that a library may expect.
 
     Raises SchemaError, and ConfigError for another node's database, or for an undeclared limit if the worker `lives`
-    for more than a drain.
-    Warns of job ids with another node's number, task names that another app has, and queues that look misspelt.
+    for more than a drain. Warns of job ids of another node, task names of another app, and queues that look misspelt.
     """
     expected = migrate.check(conn)
     if part.number is not None and (found := migrate.info(conn).node) != part.number:
@@ -124,8 +123,7 @@ _WHERE = "select s.system_identifier, current_database()::text from pg_control_s
 async def holds_session(link: Link, settings: WorkerSettings) -> bool:
     """Return whether heartbeat and listener hold sessions; checked once, at the start. Logs it if they do not.
 
-    Behind a pooler in transaction mode they hold none, unless a direct DSN bypasses it. Raises ConfigError for a wrong
-    one.
+    Behind a pooler in transaction mode they hold none, unless a direct DSN bypasses it. ConfigError: a wrong one.
     """
     if link.pooled:
         for name, value, wanted in await link.rows(UNGUARDED):

@@ -38,10 +38,9 @@ class Watchdog(threading.Thread):
         self._asked: float | None = None
 
     def lag(self, reader: object = None) -> float | None:
-        """Return the longest delay of the loop's answers since this reader last asked, in seconds.
+        """Return the longest delay of the loop's answers since this reader last asked, in seconds; for any thread.
 
-        An answer that is still missing counts with the time so far. None: no answer was asked for. Callable from any
-        thread.
+        An answer that is still missing counts with the time so far. None: no answer was asked for.
         """
         lags, self._lags[reader] = self._lags.get(reader, ()), deque(maxlen=_KEPT)
         asked = self._asked

@@ -1,7 +1,6 @@
 """What a worker needs of a task.
 
-An App imports the worker's entry points, so no module of the worker imports Task; this protocol names the parts they
-read.
+An App imports the worker's entry points, so no module of the worker imports Task; this protocol names what they read.
 """
 
 from __future__ import annotations
