@@ -57,9 +57,7 @@ class Headers:
 
     def with_trace(self, headers: str | None, carried: Mapping[str, str]) -> str | None:
         """Return headers, as JSON text, with the trace added as far as it fits; unchanged if they carry one already."""
-        if not carried or self.span_of(headers):
-            return headers
-        return with_added(headers, carried)
+        return headers if not carried or self.span_of(headers) else with_added(headers, carried)
 
 
 class Sending(Generic[What]):
@@ -107,12 +105,7 @@ class Traces:
             labels["tallybook.subject"] = what.name
         began, failed = time.perf_counter(), None
         with self._tracer.start_as_current_span(
-            _name("send", queue),
-            kind=SpanKind.PRODUCER,
-            attributes=labels,
-            links=self._links(batch),
-            record_exception=True,
-            set_status_on_exception=True,
+            _name("send", queue), kind=SpanKind.PRODUCER, attributes=labels, links=self._links(batch)
         ) as span:
             try:
                 yield Sending(self._carrying(what, keeps=keeps), span)
@@ -156,13 +149,9 @@ class Traces:
         }
         # The handler gets what the producer sends beside the trace, its baggage, in either case.
         over = before if self._parent else trace.set_span_in_context(trace.INVALID_SPAN, before)
-        span = self._tracer.start_span(
-            _name("process", attempt.queue),
-            context=over,
-            kind=SpanKind.CONSUMER,
-            attributes=labels,
-            links=[Link(found) for found in (creator, ambient) if found.is_valid],
-        )
+        links = [Link(found) for found in (creator, ambient) if found.is_valid]
+        name = _name("process", attempt.queue)
+        span = self._tracer.start_span(name, context=over, kind=SpanKind.CONSUMER, attributes=labels, links=links)
         told = _teller(span, attempt, self._metrics)
         attempt.told = told
         self._metrics.started(attempt.queue, attempt.task_name)
