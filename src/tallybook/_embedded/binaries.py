@@ -114,11 +114,8 @@ def _in_wheel() -> dict[int, Path]:
 
 def _in_debian() -> dict[int, Path]:
     # A Debian machine with only the client installed has this directory without the server in it.
-    return {
-        int(home.name): home / "bin"
-        for home in _DEBIAN.glob("*")
-        if home.name.isdecimal() and _is_complete(home / "bin")
-    }
+    homes = (home for home in _DEBIAN.glob("*") if home.name.isdecimal() and _is_complete(home / "bin"))
+    return {int(home.name): home / "bin" for home in homes}
 
 
 def _is_complete(directory: Path) -> bool:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from .account import Account, owner_uid
 from .binaries import major_version, version_text
@@ -106,9 +107,7 @@ def _template(cache: Path, bin_directory: Path, account: Account | None, lock: i
 
 
 def _run(bin_directory: Path, account: Account | None, *arguments: str, lock: int | None = None) -> None:
-    identity: dict[str, object] = {}
-    if account is not None:
-        identity = {"user": account.uid, "group": account.gid, "extra_groups": []}
+    identity: Any = {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
     done = subprocess.run(
         [bin_directory / "initdb", *arguments[:-1], "-D", arguments[-1]],
         env=environment(),
@@ -120,7 +119,7 @@ def _run(bin_directory: Path, account: Account | None, *arguments: str, lock: in
         errors="replace",
         check=False,
         pass_fds=() if lock is None else (lock,),
-        **identity,  # type: ignore[call-overload]
+        **identity,
     )
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-_LOG_LINES:])
