@@ -80,7 +80,6 @@ class Guard:
             self._set(self.timeout.total_seconds(), self._passed)
 
     def clear(self) -> None:
-        """Cancel the timer: the attempt has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -163,7 +162,6 @@ class Leavable:
 
 
 def deadline_passed(timeout: timedelta) -> TimeoutError:
-    """Return the error of an attempt that its deadline ended."""
     return TimeoutError(f"{_of(timeout)} passed")
 
 

@@ -184,7 +184,6 @@ class Book:
         return max(0, self.free[queue])
 
     def has_room(self) -> bool:
-        """Return whether any queue has a slot for the next claim."""
         return any(free > 0 for free in self.free.values())
 
     def asks(self, slots: Mapping[str, int]) -> Reservation | None:

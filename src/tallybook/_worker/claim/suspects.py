@@ -71,7 +71,6 @@ class Suspects:
         return found
 
     async def start_found(self, *, until: float | None = None) -> None:
-        """Start the suspects that `admit` has kept."""
         while self.found and not self.stopping.is_set():
             found, self.found = self.found, []
             await self.start(found, until=until)

@@ -87,7 +87,6 @@ class Life:
                 await happens(self.stopping, AGAIN)
 
     def stop(self) -> None:
-        """Claim nothing more and finish the running jobs; on a second call, abort them."""
         self.stopping.set()
         if self.worker is not None:
             self._context.run(self.worker.stop)

@@ -68,7 +68,6 @@ class Handlers:
             await self.common.open(self._contexts())
 
     async def close(self) -> None:
-        """Leave the lifespans and providers that `open` entered."""
         if self._owns:
             await self.common.close()
         self._way.close()

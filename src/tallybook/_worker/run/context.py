@@ -39,13 +39,9 @@ class JobLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger whose lines name their job in the text, and carry job, task_name, queue and attempt."""
 
     def __init__(self, running: Running) -> None:
-        marks = {
-            "job": running.job_id,
-            "task_name": running.task_name,
-            "queue": running.queue,
-            "attempt": running.attempt,
-        }
-        super().__init__(_log, {**marks, "job_line": f"[{running.task_name} {running.job_id}] "})
+        job, task = running.job_id, running.task_name
+        marks = {"job": job, "task_name": task, "queue": running.queue, "attempt": running.attempt}
+        super().__init__(_log, {**marks, "job_line": f"[{task} {job}] "})
 
     def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         return msg, {**kwargs, "extra": {**(kwargs.get("extra") or {}), **(self.extra or {})}}
@@ -269,9 +265,8 @@ class Context:
     def _ending(self, outcome: SubjectOutcome) -> tuple[Running, Call[str]]:
         job, name = self._own_end("ctx.end"), type(outcome).__name__
         if not isinstance(outcome, Reschedule | Complete | Drop | Kill):
-            raise NotSupported(
-                f"ctx.end with {name}", hint="Pass Reschedule, Complete, Drop or Kill; return the others"
-            )
+            hint = "Pass Reschedule, Complete, Drop or Kill; return the others"
+            raise NotSupported(f"ctx.end with {name}", hint=hint)
         if self.subject is None:
             raise NotASubject(job.job_id, name)
         end = end_of(job, self.app._names[job.task_name], outcome)

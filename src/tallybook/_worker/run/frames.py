@@ -33,7 +33,6 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def size(head: bytes) -> int:
-    """Return the length of the message after this head."""
     (length,) = _HEAD.unpack(head)
     if length > MOST:
         raise ValueError(f"a message of {length} bytes")

@@ -85,7 +85,6 @@ def put_off(outcome: Snooze) -> timedelta:
 
 
 def given_up(outcome: Dead, worker: str) -> dict[str, Any]:
-    """Return the error of an attempt that ends as dead by its handler."""
     message = safe_text(outcome.reason, LONGEST_REASON) or "the handler gave up"
     return {"type": "Dead", "message": message, "worker": worker}
 

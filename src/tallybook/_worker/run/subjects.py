@@ -46,7 +46,6 @@ def end_of(job: Running, known: ServedTask, outcome: SubjectOutcome) -> SubjectE
 
 
 def rejection(job: Running, known: ServedTask, outcome: Reject) -> dict[str, Any]:
-    """Return the stored error of an attempt that ended with a Reject."""
     message = safe_text(outcome.message, LONGEST_REASON)
     error: dict[str, Any] = {"type": "Reject", "message": message, "worker": job.worker_name}
     if outcome.details is not None:
