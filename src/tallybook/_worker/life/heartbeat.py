@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import json
 import logging
 import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from tallybook._db.aside import aside
 from tallybook._db.declared import Declared
@@ -76,48 +75,37 @@ def memory() -> int | None:
         return None
 
 
+@dataclass(eq=False, repr=False)
 class Heartbeat:
     """Registers the worker and keeps it registered. Its callbacks run in its own thread.
 
     `on_fail` is called with the error that ends the thread: the worker must not continue without it.
     """
 
-    def __init__(
-        self,
-        dsn: str,
-        settings: WorkerSettings,
-        tasks: Sequence[str],
-        book: Book,
-        *,
-        session: bool,
-        on_cancel: Callable[[int, str | None, int | None], object],
-        on_given_up: Callable[[int], object],
-        on_fail: Callable[[Exception], object],
-        catalogue: Sequence[Mapping[str, Any]] = (),
-        lag: Callable[[], float | None] = lambda: None,
-    ) -> None:
-        self._dsn = dsn
-        self._session = session
-        self._answer = min(_MOST_ANSWER, max(_LEAST_ANSWER, settings.lease.total_seconds() / 6))
-        self._settings = settings
-        self._tasks = list(tasks)
-        self._book = book
-        self._on_cancel = on_cancel
-        self._on_given_up = on_given_up
-        self._on_fail = on_fail
-        self._catalogue = json.dumps(catalogue)
-        self._lag = lag
+    _dsn: str
+    _settings: WorkerSettings
+    _tasks: list[str]
+    _catalogue: str
+    _book: Book
+    session: bool
+    on_cancel: Callable[[int, str | None, int | None], object]
+    on_given_up: Callable[[int], object]
+    on_fail: Callable[[Exception], object]
+    lag: Callable[[], float | None]
+    worker_id: int = 0
+    _conn: Connection | None = None
+    _expected: int = 0
+    _beats_as: int = 0
+    _timeline: str = ""
+    _stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self._answer = min(_MOST_ANSWER, max(_LEAST_ANSWER, self._settings.lease.total_seconds() / 6))
         in_context = partial(contextvars.copy_context().run, self._run)
         self._thread = threading.Thread(target=in_context, name="tallybook-heartbeat", daemon=True)
-        self._conn: Connection | None = None
-        self._expected = 0
         self._ear, self._mouth = socket.socketpair()
         self._ear.setblocking(False)
         self._mouth.setblocking(False)
-        self._beats_as = 0
-        self._timeline = ""
-        self._stopping = False
-        self.worker_id = 0
 
     def check(self, checked: Callable[[Connection], int]) -> int:
         """Connect, and return the schema version that `checked` expects; before `register`, one try as there."""
@@ -141,7 +129,7 @@ class Heartbeat:
         conn.prepare_threshold = None
         # A server crash may lose a heartbeat: it may lose everything about this worker.
         # Behind a pooler the session is shared with others, so nothing is set on it there.
-        if self._session:
+        if self.session:
             with ThreadSocketTimeout(conn, self._answer):
                 conn.execute("set statement_timeout = '10s'; set synchronous_commit = off")
         self._conn = conn
@@ -150,7 +138,7 @@ class Heartbeat:
     def _register(self, conn: Connection) -> int:
         settings = self._settings
         params = (
-            settings.name, list(settings.queues), self._tasks, self._session, settings.lease, self._catalogue,
+            settings.name, list(settings.queues), self._tasks, self.session, settings.lease, self._catalogue,
             list(settings.queues.values()), version(),
         )  # fmt: skip
         row = conn.execute(f"{_START.worker}, tallybook._timeline()", params).fetchone()
@@ -162,7 +150,7 @@ class Heartbeat:
         return self._beats_as
 
     def _hold(self, conn: Connection, number: int) -> None:
-        if self._session:  # behind a pooler there is no session to hold it
+        if self.session:  # behind a pooler there is no session to hold it
             with ThreadSocketTimeout(conn, self._answer):
                 conn.execute(_HOLD, (number,))
 
@@ -191,7 +179,6 @@ class Heartbeat:
                     return
 
     def start(self) -> None:
-        """Send heartbeats until stopped; reconnect after any outage."""
         self._thread.start()
 
     def _run(self) -> None:
@@ -200,7 +187,7 @@ class Heartbeat:
         except Exception as error:
             log.exception("the heartbeat failed")
             with suppress(RuntimeError):  # the worker's loop is closed
-                self._on_fail(error)
+                self.on_fail(error)
         finally:
             self._close()
 
@@ -237,7 +224,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         assert self._conn is not None
-        lag = self._lag()
+        lag = self.lag()
         params = (
             self._timeline, self._beats_as, self._book.open_from, list(self._book.running),
             None if lag is None else timedelta(seconds=lag), memory(),
@@ -245,7 +232,7 @@ class Heartbeat:
         with ThreadSocketTimeout(self._conn, self._answer):
             cancelled = self._conn.execute(_BEAT, params).fetchall()
         for job_id, reason, attempt in cancelled:
-            self._on_cancel(job_id, reason, attempt)
+            self.on_cancel(job_id, reason, attempt)
 
     def _look_at_schema(self, conn: Connection | None) -> None:
         """Check one row: a migration may have changed the schema to one that this release cannot work with."""
@@ -254,7 +241,7 @@ class Heartbeat:
         with ThreadSocketTimeout(conn, self._answer):
             error = refusal(conn, self._expected)
         if error is not None:
-            self._on_fail(error)
+            self.on_fail(error)
 
     def _come_back(self, error: Error) -> None:
         """Register anew after a failover, or when this worker was stopped or cut off for longer than its lease."""
@@ -265,10 +252,10 @@ class Heartbeat:
             assert self._conn is not None
             with ThreadSocketTimeout(self._conn, 2 * _MOST_ANSWER):
                 worker_id = self._register(self._conn)
-            self._on_given_up(worker_id)
+            self.on_given_up(worker_id)
             # After a failover the old worker is still registered: return its open jobs to their lanes now.
             with ThreadSocketTimeout(self._conn, 2 * _MOST_ANSWER):
-                if self._session:
+                if self.session:
                     self._conn.execute(_LET_GO, (old,))
                 self._conn.execute(_STOP.worker, (old,))
         except (Error, OSError) as failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from functools import partial
 
@@ -161,12 +162,12 @@ class Worker:
             self._session_dsn if session else self.dsn,
             self.settings,
             list(self._app._names),
+            json.dumps(self._app._catalogue()),
             self.book,
             session=session,
             on_cancel=lambda *said: loop.call_soon_threadsafe(self.runner.cancel, *said),
             on_given_up=lambda worker_id: loop.call_soon_threadsafe(self._given_up, worker_id),
             on_fail=lambda error: loop.call_soon_threadsafe(self._heartbeat_failed, error),
-            catalogue=self._app._catalogue(),
             lag=lambda: self.watchdog.lag(self) if self.watchdog else None,
         )
         check = partial(on_record.checked, self._app, self.settings.queues, self.part, not self._drains)
