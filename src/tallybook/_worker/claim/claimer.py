@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tallybook._db.declared import Declared
@@ -58,44 +59,38 @@ _CLAIM_PAUSE = 0.1
 _MANY = 500
 
 
+@dataclass(eq=False, repr=False)
 class Claimer:
-    def __init__(
-        self,
-        dsn: str,
-        settings: WorkerSettings,
-        book: Book,
-        runner: Runner,
-        finisher: Finisher,
-        sleeper: Sleeper | None,
-        *,
-        worker_id: Callable[[], int],
-        on_foreign: Callable[[], Awaitable[bool]],
-    ) -> None:
-        self.link = Link(dsn, settings.name, on_connect=self._prepare, on_close=self._forget)
-        self._trips: RoundTrips | None = None
-        self._settings = settings
-        self._book = book
-        self._finisher = finisher
-        self._waiting = runner.handlers.common.children.waiting
-        self.sleeper = sleeper
-        """The session to be woken on; None: only poll."""
-        self._worker_id = worker_id
-        self._on_foreign = on_foreign
-        self._foreign = 0
+    _dsn: str
+    _settings: WorkerSettings
+    _book: Book
+    _runner: Runner
+    _finisher: Finisher
+    sleeper: Sleeper | None
+    """The session to be woken on; None: only poll."""
+    worker_id: Callable[[], int]
+    on_foreign: Callable[[], Awaitable[bool]]
+    claimed: int = 0
+    asleep: bool = False
+    """Whether it waits for work: no claim is open."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    awake: asyncio.Event = field(default_factory=asyncio.Event)
+    _trips: RoundTrips | None = None
+    _foreign: int = 0
+    _told: int = 0
+    _unclear: int = 0
+    _looked_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        settings, parts = self._settings, (self._book, self._runner, self._finisher)
+        self.link = Link(self._dsn, settings.name, on_connect=self._prepare, on_close=self._forget)
+        self._waiting = self._runner.handlers.common.children.waiting
         self._order = list(settings.queues)
         self._most_unsaid = max(2000, 2 * settings.slots)
-        self.stopping = asyncio.Event()
         patience = settings.suspect_wait.total_seconds()
-        self.suspects = Suspects(book, runner, finisher, patience, self.stopping, on_found=self.wake)
-        self.admission = Admission(self.suspects, finisher, book, runner, self._ask)
-        self.awake = asyncio.Event()
-        book.on.room = self.wake
-        self.claimed = 0
-        self._told = 0
-        self._unclear = 0
-        self.asleep = False
-        """Whether it waits for work: no claim is open."""
-        self._looked_at = 0.0
+        self.suspects = Suspects(*parts, patience, self.stopping, on_found=self.wake)
+        self.admission = Admission(self.suspects, self._finisher, self._book, self._runner, self._ask)
+        self._book.on.room = self.wake
 
     async def _prepare(self, conn: AsyncConnection) -> None:
         await rebase.on_connect(conn, cursors=False)  # a claim checks its lane's cursor itself
@@ -233,7 +228,7 @@ class Claimer:
                     return jobs
             except ForeignCursor:
                 self._foreign += 1
-                if not await self._on_foreign() and self._foreign > 3:  # another worker may have rebased: try 3 times
+                if not await self.on_foreign() and self._foreign > 3:  # another worker may have rebased: try 3 times
                     raise
             expect_work = True
             if self.stopping.is_set():
@@ -245,7 +240,7 @@ class Claimer:
         free = [self._book.room(queue) for queue in self._order]
         if most is not None:
             free = [min(slots, most) for slots in free]
-        lease, worker_id = str(uuid.uuid4()), self._worker_id()
+        lease, worker_id = str(uuid.uuid4()), self.worker_id()
         params = [b"%d" % worker_id, text_array(self._order).encode(), array(free), lease.encode(), b"f"]
 
         async def call(_: object) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
@@ -280,7 +275,7 @@ class Claimer:
             return []
         if not jobs:  # all jobs that it met were cancelled: there may be more behind them
             return None
-        if worker_id != self._worker_id():  # given up for dead before the answer came: others have the jobs already
+        if worker_id != self.worker_id():  # given up for dead before the answer came: others have the jobs already
             return []
         # A claim covers one lane, and every job of a fair lane is fair: there is room in line for the next ones.
         if rows and rows[0][10] is not None and '"fair_key"' in rows[0][10]:
