@@ -149,14 +149,6 @@ class Guard:
         _alive.discard(self)
         return self._process.returncode == 0
 
-    def leave_to_parent(self) -> None:
-        """In a forked copy of this process: forget the server, which stays the parent's."""
-        self.pid = 0
-        self.is_ours = False
-        for end in (self._commands, self._replies):
-            with suppress(OSError):
-                end.close()
-
     def _await_exit(self, seconds: float) -> None:
         if not self.exited(seconds):
             raise EmbeddedError(f"PostgreSQL (pid {self.pid}) does not end")
@@ -195,6 +187,9 @@ def _watch_forks() -> None:
 
     def leave_all() -> None:
         for guard in list(_alive):
-            guard.leave_to_parent()
+            guard.pid, guard.is_ours = 0, False  # the server stays the parent's
+            for end in (guard._commands, guard._replies):
+                with suppress(OSError):
+                    end.close()
 
     os.register_at_fork(after_in_child=leave_all)
