@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +24,6 @@ from tallybook._worker.jobs import Book, Lease, Running
 from tallybook._worker.run.runner import Runner
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ForeignCursor, QueueUnavailable, WorkerEnded
-
-log = logging.getLogger("tallybook.worker")
 
 # durable => false: a server crash may lose the claim. Its jobs are then claimed again, and its lease is refused. The
 # flush stays out of the lane's lock.

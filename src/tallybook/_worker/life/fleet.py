@@ -166,13 +166,11 @@ class Fleet:
         """Wait for the database that has the list. Raises ConfigError if two nodes have one number."""
         while True:
             try:
-                found = await aside(self._look)
+                return await aside(self._look)
             except UnknownNode as error:  # ConfigError: the supervisor does not start it again
                 raise ConfigError("nodes", self._which, first_line(error)) from error
             except QueueUnavailable:
                 await self._link.first()  # raises where waiting does not help
-            else:
-                return found
 
     def _look(self, again: bool = False) -> Found:
         """Read the list. Raises ConfigError if two nodes have one number, for example after one was cloned."""

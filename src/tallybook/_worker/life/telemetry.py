@@ -80,18 +80,14 @@ def of_the_process(worker: ShownWorker) -> dict[str, list[Sample]]:
 
 def of_the_node(worker: ShownWorker) -> dict[str, list[Sample]]:
     """Return a worker's counts for its database."""
-    ends = dict(worker.finisher.counts)
+    ends, links = dict(worker.finisher.counts), worker.links
     return {
         "tallybook_worker_jobs_claimed_total": [((), float(worker.claimer.claimed))],
-        "tallybook_worker_attempts_ended_total": [
-            ((end,), float(ends.get(end, 0))) for end in sorted({*_ENDS, *ends})
-        ],
+        "tallybook_worker_attempts_ended_total": [((end,), float(ends.get(end, 0))) for end in sorted({*_ENDS, *ends})],
         "tallybook_worker_ends_waiting": [((), float(worker.finisher.waiting))],
         "tallybook_worker_handlers_abandoned": [((), float(worker.runner.still_abandoned))],
-        "tallybook_worker_connection_errors_total": [
-            ((what,), float(link.errors)) for what, link in worker.links.items()
-        ],
-    }  # fmt: skip
+        "tallybook_worker_connection_errors_total": [((what,), float(link.errors)) for what, link in links.items()],
+    }
 
 
 class _Refused(Exception):

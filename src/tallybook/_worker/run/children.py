@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import socket
@@ -36,8 +35,6 @@ from tallybook._worker.run.retrying import Next
 from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.verbs import Verbs
 from tallybook.errors import ConfigError, LeaseLost
-
-log = logging.getLogger("tallybook.worker")
 
 # Credentials of the database: a handler in its own process gets only those that its task names.
 CREDENTIALS = (
@@ -110,11 +107,10 @@ def check(task: ServedTask) -> None:
     if not task.execution.process:
         return
     fn = task.fn
-    module: Any = sys.modules.get(fn.__module__)
     if fn.__module__ == "__main__" and not any(_main_module()):
         hint = "Put it into a file"
         raise ConfigError("process", task.name, "its function was typed in, so no process can import it", hint=hint)
-    found = module
+    found: Any = sys.modules.get(fn.__module__)
     for part in fn.__qualname__.split("."):
         found = getattr(found, part, None)
     if found is not task and found is not fn:

@@ -13,8 +13,6 @@ from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import Any
 
-_Item = tuple[Future[Any], Callable[[], Any]]
-
 
 class DaemonThreads(Executor):
     """At most `most` daemon threads, besides abandoned ones; started on demand."""
@@ -25,7 +23,7 @@ class DaemonThreads(Executor):
         self._started = 0
         self._number = 0
         self._idle = threading.Semaphore(0)
-        self._work: SimpleQueue[_Item | None] = SimpleQueue()
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self.abandoned: set[Future[Any]] = set()
         self._lock = threading.Lock()  # for abandoning a call and for the end of one; else no job waits for it
 
