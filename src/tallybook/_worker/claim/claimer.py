@@ -66,7 +66,7 @@ class Claimer:
     sleeper: Sleeper | None
     """The session to be woken on; None: only poll."""
     worker_id: Callable[[], int]
-    on_foreign: Callable[[], Awaitable[bool]]
+    on_foreign: Callable[[], Awaitable[bool]] = field(init=False)
     claimed: int = 0
     asleep: bool = False
     """Whether it waits for work: no claim is open."""

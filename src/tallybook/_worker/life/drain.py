@@ -57,7 +57,8 @@ async def drain(
 
     Raises QueueUnavailable if it cannot reach the server at the limit.
     """
-    worker = Worker(app, dsn, settings, drains=True, keeps_error=raise_on_failure, part=part)
+    worker = Worker(app, dsn, settings, drains=True, part=part)
+    worker.runner.ends.keeps_error = raise_on_failure
     admission, suspects = worker.claimer.admission, worker.claimer.suspects
     until = time.monotonic() + max_seconds if max_seconds is not None else None
     started, look_at = 0, 0.0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tallybook._db.link import Link
-from tallybook._maintenance import rebase
 from tallybook._maintenance.clock import Clock, ClockWatch
 from tallybook._maintenance.fold import Folder, Pruner
 from tallybook._maintenance.loop import MaintenanceLoop
 from tallybook._maintenance.promote import Promoter
+from tallybook._maintenance.rebase import Rebaser
 from tallybook._maintenance.releases import FairRelease, Parents, Permits
 from tallybook._maintenance.rescue import Rescuer
 from tallybook._worker.claim.claimer import Claimer
@@ -23,42 +21,30 @@ class Maintenance:
     """A worker's maintenance, over one connection; queries of schedules use another."""
 
     def __init__(
-        self,
-        app: ServedApp,
-        link: Link,
-        settings: WorkerSettings,
-        claimer: Claimer,
-        rebaser: rebase.Rebaser,
-        callbacks: Callbacks,
-        *,
-        worker_id: Callable[[], int],
-        home: bool,
+        self, app: ServedApp, link: Link, settings: WorkerSettings, claimer: Claimer, on: Callbacks, *, home: bool
     ) -> None:
         wake = claimer.wake
         self.promoter = Promoter(link, wake)
         self.rescuer = Rescuer(link, wake, lease=settings.lease, every=settings.rescue_look)
-        self.rebaser = rebaser
+        self.rebaser = Rebaser(link, wake)
+        claimer.on_foreign = self.rebaser.foreign_cursor
         self.parents = Parents(link, self.promoter.told, wake)
         self.permits = Permits(link, self.promoter.told, wake)
         self.fairness = FairRelease(link, self.promoter.told, wake, slots=settings.slots)
-        self.clock = Clock(
-            link,
-            Link(link.dsn, settings.name),
-            app=app.name,
-            declared=app._declared_schedules if home else lambda: None,  # on other nodes they are removed
-            on_fired=wake,
-        )
+        queries = Link(link.dsn, settings.name)
+        declared = app._declared_schedules if home else lambda: None  # on other nodes they are removed
+        self.clock = Clock(link, queries, app=app.name, declared=declared, on_fired=wake)
         if settings.maintenance:
-            callbacks.followed, callbacks.permits = self.parents.ended, self.permits.ended
-            callbacks.fair = self.fairness.claimed
-            callbacks.scheduled = lambda delay: self.promoter.at_latest_in(delay.total_seconds())
+            on.followed, on.permits = self.parents.ended, self.permits.ended
+            on.fair = self.fairness.claimed
+            on.scheduled = lambda delay: self.promoter.at_latest_in(delay.total_seconds())
         watch = ClockWatch(link, self.clock)
         services = [
-            self.promoter, self.rescuer, rebaser, self.parents, self.permits, self.fairness, Folder(link), Pruner(link),
-            watch,
+            self.promoter, self.rescuer, self.rebaser, self.parents, self.permits, self.fairness, Folder(link),
+            Pruner(link), watch,
         ]  # fmt: skip
         parts = link, services, self.promoter, self.rescuer, watch
-        self.loop = MaintenanceLoop(*parts, worker_id, claimer.idle_queues, claimer.looked)
+        self.loop = MaintenanceLoop(*parts, claimer.worker_id, claimer.idle_queues, claimer.looked)
 
     def heard(self, word: str) -> None:
         """Run the service that this notification of the listening session names."""

@@ -28,6 +28,8 @@ from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.life.watchdog import Watchdog
 from tallybook._worker.run import children
 from tallybook._worker.run.atomic import Atomic
+from tallybook._worker.run.calling import Handlers
+from tallybook._worker.run.common import Common
 from tallybook._worker.run.runner import Runner
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.verbs import Verbs
@@ -52,7 +54,6 @@ class Worker:
         settings: WorkerSettings,
         *,
         drains: bool = False,
-        keeps_error: bool = False,
         part: Part = WHOLE,
         place: Place | None = None,
     ) -> None:
@@ -70,15 +71,14 @@ class Worker:
         self.finisher = Finisher(finishes, self.book)
         self.atomic = Atomic(app, dsn, settings.name)
         self._session_dsn = settings.direct_dsn or dsn
-        runs = app, self.book, self.finisher, Verbs(handlers, self._session_dsn), self.atomic, settings
-        self.runner = Runner(*runs, common=place.common if place else None, keeps_error=keeps_error)
+        common = place.common if place else Common(app, settings)
+        calls = Handlers(app, Verbs(handlers, self._session_dsn), self.atomic, common, owns=place is None)
+        self.runner = Runner(app, self.book, self.finisher, calls, settings)
         listens = self._session_dsn, settings.name, list(settings.queues)
         self.sleeper = Sleeper(*listens, on_word=self._on_word) if settings.notify else None
-        rebaser = rebase.Rebaser(self.maintenance_link, self._wake)
         parts = self.book, self.runner, self.finisher, self.sleeper
-        self.claimer = Claimer(dsn, settings, *parts, worker_id=self._id, on_foreign=rebaser.foreign_cursor)
-        looks = self.maintenance_link, settings, self.claimer, rebaser, self.book.on
-        self.maintenance = Maintenance(app, *looks, worker_id=self._id, home=part.home)
+        self.claimer = Claimer(dsn, settings, *parts, worker_id=self._id)
+        self.maintenance = Maintenance(app, self.maintenance_link, settings, self.claimer, self.book.on, home=part.home)
         self.book.on.many, self.book.on.abandoned = self._beat_now, self._abandoned
         self.links = {
             "claims": self.claimer.link, "ends": finishes, "maintenance": self.maintenance_link, "handlers": handlers,
@@ -136,9 +136,6 @@ class Worker:
     def _beat_now(self) -> None:
         if self.heartbeat:
             self.heartbeat.beat_now()
-
-    def _wake(self) -> None:
-        self.claimer.wake()
 
     def _abandoned(self) -> None:
         left = self.runner.still_abandoned

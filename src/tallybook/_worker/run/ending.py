@@ -28,7 +28,7 @@ log = logging.getLogger("tallybook.worker")
 class Ends:
     _finisher: Finisher
     _worker_name: str
-    keeps_error: bool
+    keeps_error: bool = False
     """Whether to keep the first exception of a handler, for a drain; it keeps everything that its frames hold."""
     first_error: BaseException | None = None
     aborting: bool = False

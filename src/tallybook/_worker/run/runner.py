@@ -19,14 +19,11 @@ from tallybook._model.outcome import Outcome
 from tallybook._worker.deadline import Guard, deadline_passed
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running, spawn
-from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.calling import Handlers, is_newer
-from tallybook._worker.run.common import Common
 from tallybook._worker.run.ending import Ends
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.threads import DaemonThreads
-from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import WorkerSettings
 
 log = logging.getLogger("tallybook.worker")
@@ -43,16 +40,7 @@ class Runner:
     """Starts claimed jobs and passes each end to the finisher."""
 
     def __init__(
-        self,
-        app: ServedApp,
-        book: Book,
-        finisher: Finisher,
-        verbs: Verbs,
-        atomic: Atomic,
-        settings: WorkerSettings,
-        *,
-        common: Common | None,
-        keeps_error: bool,
+        self, app: ServedApp, book: Book, finisher: Finisher, handlers: Handlers, settings: WorkerSettings
     ) -> None:
         self._app = app
         self._book = book
@@ -62,11 +50,10 @@ class Runner:
         self._grace = settings.abort_timeout.total_seconds()
         self._slot_pause = settings.slot_pause.total_seconds()
         self._freed = self._rest if self._slot_pause else book.freed
-        shared = common or Common(app, settings)
-        self.handlers = Handlers(app, verbs, atomic, shared, owns=common is None)
-        self._call, self._threads = self.handlers.call, shared.threads
+        self.handlers = handlers
+        self._call, self._threads = handlers.call, handlers.common.threads
         self._interrupts = DaemonThreads(4, "tallybook-interrupt")
-        self.ends = Ends(finisher, settings.name, keeps_error)
+        self.ends = Ends(finisher, settings.name)
         self._left: set[asyncio.Task[None]] = set()
         self._unclosed = 0
         self._unknown: dict[str, float] = {}
