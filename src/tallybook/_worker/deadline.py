@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import types
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -67,7 +68,7 @@ class Guard:
         self.left = False
         """Nobody waits for this attempt any more: its coroutine is closed at its next step."""
         self.inner = False
-        """Abandon only the handler's coroutine; the code around it has a transaction to roll back: see Leavable."""
+        """Abandon only the handler's coroutine; the code around it has a transaction to roll back: see leavable."""
         self.unclosed = False
         """The coroutine swallows even GeneratorExit."""
         self.relay: asyncio.Task[None] | None = None
@@ -129,36 +130,27 @@ class Guard:
         return error
 
 
-class Leavable:
-    """Awaits a handler's coroutine. When the attempt is abandoned, closes it and lets the awaiter continue."""
-
-    __slots__ = ("_coroutine", "_job")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], job: Guarded) -> None:
-        self._coroutine = coroutine
-        self._job = job
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        coroutine = self._coroutine
-        value: Any = None
-        error: BaseException | None = None
-        while True:
-            try:
-                waits_for = coroutine.send(value) if error is None else coroutine.throw(error)
-            except StopIteration as end:
-                return end.value
-            value = error = None
-            try:
-                value = yield waits_for
-            except GeneratorExit:
-                coroutine.close()
+@types.coroutine
+def leavable(coroutine: Coroutine[Any, Any, Any], job: Guarded) -> Generator[Any, Any, Any]:
+    """Await a handler's coroutine. When the attempt is abandoned, close it and let the awaiter continue."""
+    value: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            waits_for = coroutine.send(value) if error is None else coroutine.throw(error)
+        except StopIteration as end:
+            return end.value
+        value = error = None
+        try:
+            value = yield waits_for
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as thrown:
+            if job.guard is not None and job.guard.left:
+                job.guard.close(coroutine)
                 raise
-            except BaseException as thrown:
-                guard = self._job.guard
-                if guard is not None and guard.left:
-                    guard.close(coroutine)
-                    raise
-                error = thrown
+            error = thrown
 
 
 def deadline_passed(timeout: timedelta) -> TimeoutError:

@@ -34,7 +34,7 @@ from tallybook._db.transactions import Begun, Library, conflicts, gone, interrup
 from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.subject_outcome import Reject, SubjectOutcome
-from tallybook._worker.deadline import Leavable
+from tallybook._worker.deadline import leavable
 from tallybook._worker.jobs import Running
 from tallybook._worker.run.retrying import LONGEST_REASON, after_rejection, given_up, put_off
 from tallybook._worker.run.served import ServedApp
@@ -114,7 +114,7 @@ class Atomic:
                 raise asyncio.CancelledError
             value = known.fn(begun.given, *positional, **named)
             if known.is_async:
-                value = await (value if job.guard is None else Leavable(value, job))
+                value = await (value if job.guard is None else leavable(value, job))
             elif inspect.iscoroutine(value):
                 value.close()
                 reason = "an async function behind a plain decorator cannot run in a plain transaction"

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import inspect
 import json
+import types
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Any
@@ -105,7 +106,7 @@ class Handlers:
                 return end.value
             except GeneratorExit as error:
                 raise RuntimeError("the handler raised GeneratorExit") from error
-            return await _InContext(coroutine, context, waits_for)
+            return await _in_context(coroutine, context, waits_for)
         if known.execution.process:
             return await self._in_child(job, known)
         value = await self._in_thread(job, context, fn, positional, named)
@@ -157,42 +158,36 @@ class Handlers:
             job.handle = handle
 
 
-class _InContext:
-    """Awaits a coroutine, running each step inside one contextvars.Context.
+@types.coroutine
+def _in_context(
+    coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, waits_for: Any
+) -> Generator[Any, Any, Any]:
+    """Await a coroutine, running each step inside this context.
 
     The caller has run the first step, which came to a wait: most short handlers never do.
     """
-
-    __slots__ = ("_context", "_coroutine", "_waits_for")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, waits_for: Any) -> None:
-        self._coroutine = coroutine
-        self._context = context
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        run, coroutine, waits_for = self._context.run, self._coroutine, self._waits_for
-        value: Any = None
-        error: BaseException | None = None
-        while True:
-            try:
-                value = yield waits_for
-            except GeneratorExit:
-                run(coroutine.close)
+    run = context.run
+    value: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            value = yield waits_for
+        except GeneratorExit:
+            run(coroutine.close)
+            raise
+        except BaseException as thrown:
+            job = context.get(current_job)
+            if job is not None and job.guard is not None and job.guard.left and not job.guard.inner:
+                run(job.guard.close, coroutine)  # however it handles a cancel, it does not continue
                 raise
-            except BaseException as thrown:
-                job = self._context.get(current_job)
-                if job is not None and job.guard is not None and job.guard.left and not job.guard.inner:
-                    run(job.guard.close, coroutine)  # however it handles a cancel, it does not continue
-                    raise
-                error = thrown
-            try:
-                waits_for = run(coroutine.send, value) if error is None else run(coroutine.throw, error)
-            except StopIteration as end:
-                return end.value
-            except GeneratorExit as raised:  # raised by the handler; the closing of the loop raises at the yield
-                raise RuntimeError("the handler raised GeneratorExit") from raised
-            value = error = None
+            error = thrown
+        try:
+            waits_for = run(coroutine.send, value) if error is None else run(coroutine.throw, error)
+        except StopIteration as end:
+            return end.value
+        except GeneratorExit as raised:  # raised by the handler; the closing of the loop raises at the yield
+            raise RuntimeError("the handler raised GeneratorExit") from raised
+        value = error = None
 
 
 async def _stepped(coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> Any:
@@ -203,4 +198,4 @@ async def _stepped(coroutine: Coroutine[Any, Any, Any], context: contextvars.Con
         return end.value
     except GeneratorExit as raised:
         raise RuntimeError("the handler raised GeneratorExit") from raised
-    return await _InContext(coroutine, context, waits_for)
+    return await _in_context(coroutine, context, waits_for)
