@@ -90,11 +90,8 @@ class Clock:
         self._looked_behind = self._register_at = -math.inf
         self._queries_due = False
         self._warned: set[tuple[str, str]] = set()
-        self._watched_at = -math.inf
-
-    def watched(self) -> None:
-        """Note that the services' check covers schedules, too, and wakes the clock: it need not check on its own."""
-        self._watched_at = time.monotonic()
+        self.watched_at = -math.inf
+        """When the services' check covered schedules, too. It wakes the clock, which need not check on its own."""
 
     def declare(self, declared: Callable[[], Sequence[dict[str, Any]] | None]) -> None:
         """Store these schedules of the app's code from now on, and no others; None: they are for another node."""
@@ -134,7 +131,7 @@ class Clock:
         ((due_in, self._queries_due, queries_in, self._every),) = await self._link.rows(_LOOK.worker, self._after)
         if self._declared is not None and now >= self._register_at:
             return 0.0
-        alone = now - self._watched_at > 2 * self._every
+        alone = now - self.watched_at > 2 * self._every
         longest = (self._every if alone else _WATCHED) * random.uniform(0.75, 1.0)
         return float(min(wait for wait in (longest, due_in, queries_in) if wait is not None))
 
@@ -260,7 +257,7 @@ class ClockWatch(Service):
 
     def looked(self, due_in: float | None) -> None:
         """Note the result of the check: in how many seconds the next schedule is due."""
-        self._clock.watched()
+        self._clock.watched_at = time.monotonic()
         if due_in is not None:
             self.run_at = asyncio.get_running_loop().time() + max(0.0, due_in)
 
