@@ -93,16 +93,11 @@ def of_the_node(worker: ShownWorker) -> dict[str, list[Sample]]:
 class _Refused(Exception):
     """The request cannot be answered: the status, and the reason."""
 
-    def __init__(self, status: int, says: str) -> None:
-        super().__init__(says)
-        self.status = status
-
 
 class Database:
     """The database's numbers, over a connection that is opened when they are first asked for."""
 
     def __init__(self, dsn: str, name: str) -> None:
-        self._dsn, self._name = dsn, name
         self._link = Link(dsn, name)
         self.numbers = Asked(self._answer).now
         """Returns numbers that are at most a second old; None: the database is away."""
@@ -118,7 +113,7 @@ class Database:
                 return await ask(conn)
         except (Error, OSError):
             await self.close()
-            self._link = Link(self._dsn, self._name)
+            self._link = Link(self._link.dsn, self._link.name)
             if kept and again:  # a server that was restarted answers the next try
                 return await self._answer(again=False)
             raise
@@ -237,7 +232,7 @@ class Telemetry(threading.Thread):
         except asyncio.LimitOverrunError:
             return _response(431, f"at most {_MOST_BYTES} bytes")
         except _Refused as refused:
-            return _response(refused.status, str(refused))
+            return _response(*refused.args)
         except asyncio.IncompleteReadError:
             raise
         except Exception:  # a bug here: report it to this client; the next request may succeed

@@ -60,6 +60,9 @@ class Worker:
         if children.importing_main:
             hint = "Write `if __name__ == '__main__':` before what starts it"
             raise NotSupported("a worker is started while a process of another one imports this program", hint=hint)
+        at = at_node.get()
+        self._node = at.name if at else None
+        self._traced_as = f"{settings.name} {self._node}" if at else settings.name
         self._app = app
         self.settings = settings
         self.dsn = dsn
@@ -105,11 +108,6 @@ class Worker:
             return "starting: not registered yet"
         away = ", ".join(what for what, link in self.links.items() if link.away and what != "handlers")
         return f"no connection to the database: {away}" if away else ""
-
-    @property
-    def _traced_as(self) -> str:
-        at = at_node.get()
-        return f"{self.settings.name} {at.name}" if at else self.settings.name
 
     async def take_part(self, part: Part) -> None:
         """Store this node's part of the code's limits and schedules from now on. Raises ConfigError."""
@@ -172,8 +170,7 @@ class Worker:
         await self.claimer.link.first()
         await self.runner.handlers.open()
         if self.runner.tracing is not None:
-            at = at_node.get()
-            self.runner.tracing.opened(self.dsn, self._traced_as, at.name if at else None)
+            self.runner.tracing.opened(self.dsn, self._traced_as, self._node)
         await self.maintenance_link.until(self.heartbeat.register)
         self.watchdog = self._place.watchdog if self._place else Watchdog(loop)
         if not self._place:
