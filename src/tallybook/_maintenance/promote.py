@@ -55,14 +55,14 @@ class Promoter(Service):
         if passed is not None and (self.after is None or passed > self.after):
             self.after = passed
 
-    async def look(self) -> tuple[int, float | None]:
-        """Run once, even beside other workers; return how many were promoted, and the seconds to the next."""
+    async def look(self) -> int:
+        """Run once, even beside other workers; return how many were promoted."""
         if asyncio.get_running_loop().time() - self._behind_at > self.every:
             self._behind, self._behind_again = True, -math.inf
-        promoted, next_in = await self._run()
+        promoted, _ = await self._run()
         if promoted is None:
-            promoted, next_in = await self._run(as_service=False)
-        return promoted or 0, next_in
+            promoted, _ = await self._run(as_service=False)
+        return promoted or 0
 
     async def _run(self, *, as_service: bool = True) -> tuple[int | None, float | None]:
         clock = asyncio.get_running_loop().time

@@ -54,20 +54,18 @@ class Rescuer(Service):
             self._since = -math.inf if self._conn is None else time.monotonic()
             self._conn = conn
 
-    async def look(self) -> tuple[int, int]:
-        """Run once, even beside other workers; return the number of lost attempts and of suspected workers."""
-        lost, suspects = await self._run()
+    async def look(self) -> None:
+        """Run once, even beside other workers."""
+        lost, _ = await self._run()
         if lost is None:
-            lost, suspects = await self._run(as_service=False)
-        return lost or 0, suspects or 0
+            await self._run(as_service=False)
 
     async def _run(self, *, as_service: bool = True) -> tuple[int | None, int | None]:
         async def call(conn: AsyncConnection) -> Any:
             self.connected_by(conn)
             settled = time.monotonic() - self._since > self._lease.total_seconds()
-            return await (
-                await conn.execute(_RESCUE.worker, (_GRACE if settled else self._lease, as_service))
-            ).fetchone()
+            grace = _GRACE if settled else self._lease
+            return await (await conn.execute(_RESCUE.worker, (grace, as_service))).fetchone()
 
         lost, suspects = await self._link.run(call)
         if lost:

@@ -166,10 +166,8 @@ async def _in_time(worker: Worker, until: float | None, look: Coroutine[Any, Any
 
 async def _more(worker: Worker) -> int:
     """Put jobs in line that may follow those that have just ended; return how many."""
-    promoted, _ = await worker.maintenance.promoter.look()
-    for service in (worker.maintenance.parents, worker.maintenance.permits, worker.maintenance.fairness):
-        promoted += await service.look()
-    return promoted
+    services = worker.maintenance
+    return sum([await one.look() for one in (services.promoter, services.parents, services.permits, services.fairness)])
 
 
 async def _look(worker: Worker, at: float) -> float:

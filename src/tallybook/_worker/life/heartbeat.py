@@ -114,12 +114,11 @@ class Heartbeat:
             self._expected = checked(conn)
         return self._expected
 
-    def register(self) -> int:
+    def register(self) -> None:
         """Register the worker, before the thread starts; one try, which raises the driver's errors."""
         conn = self._connected()
         with ThreadSocketTimeout(conn, 2 * _MOST_ANSWER):
             self.worker_id = self._register(conn)
-        return self.worker_id
 
     def _connected(self) -> Connection:
         return self._connect() if self._conn is None or self._conn.closed else self._conn
