@@ -16,7 +16,6 @@ from typing import Any
 from tallybook._worker.claim.suspects import Suspects
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running, spawn
-from tallybook._worker.run.runner import Runner
 from tallybook._worker.settings import FAR_AHEAD
 from tallybook.errors import QueueUnavailable
 
@@ -39,7 +38,6 @@ class Admission:
     _suspects: Suspects
     _finisher: Finisher
     _book: Book
-    _runner: Runner
     _ask: Callable[[str, Sequence[bytes | None]], Awaitable[tuple[float, list[tuple[Any, ...]]]]]
     started: int = 0
     """How many jobs were started from here."""
@@ -129,7 +127,7 @@ class Admission:
             elif verdict == "unknown":
                 hint = "declare it with app.rate_limit, app.concurrency_limit or app.breaker"
                 error = {"type": "UnknownLimit", "message": f"there is no limit {said!r}: {hint}"}
-                self._runner.cannot_start(job, error)
+                self._suspects.runner.cannot_start(job, error)
                 self._let_go(job)
             elif verdict == "ended":
                 self._end(job, said)

@@ -86,7 +86,7 @@ class Claimer:
         self._most_unsaid = max(2000, 2 * settings.slots)
         patience = settings.suspect_wait.total_seconds()
         self.suspects = Suspects(*parts, patience, self.stopping, on_found=self.wake)
-        self.admission = Admission(self.suspects, self._finisher, self._book, self._runner, self._ask)
+        self.admission = Admission(self.suspects, self._finisher, self._book, self._ask)
         self._book.on.room = self.wake
 
     async def _prepare(self, conn: AsyncConnection) -> None:
