@@ -182,10 +182,9 @@ async def _look(worker: Worker, at: float) -> float:
 async def _told(worker: Worker, until: float | None) -> None:
     """Wait until the database has every end, up to the limit; stop waiting if the finisher has failed."""
     drained = asyncio.create_task(worker.finisher.drained())
+    ends = {drained, *worker._background.tasks}
     try:
-        await asyncio.wait(
-            {drained, *worker._background.tasks}, timeout=_left(until), return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait(ends, timeout=_left(until), return_when=asyncio.FIRST_COMPLETED)
     finally:
         drained.cancel()
 
