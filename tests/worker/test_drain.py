@@ -139,7 +139,7 @@ async def test_a_claim_without_an_answer_holds_up_a_drain_for_a_limited_time(app
     note.enqueue_sync(db)
     settings = WorkerSettings(queues={"default": 1}, notify=False, abort_timeout=timedelta(seconds=0.2))
     with Proxy(dsn) as proxy:
-        draining = asyncio.create_task(_drain(app, proxy.dsn, settings, None, 0.3))
+        draining = asyncio.create_task(_drain(app, proxy.dsn, settings, None, 1.5))
         await eventually(lambda: proxy.silent and len(proxy._open) < 6, "the claims are cut", seconds=10)
         proxy.silent = False
         with pytest.raises(QueueUnavailable):

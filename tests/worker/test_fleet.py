@@ -469,5 +469,5 @@ async def test_a_drain_leaves_out_a_node_that_goes_away_meanwhile(
 
         for number in (1, 2, 3):
             fleet.enqueue(number)
-        report = await app.drain(dsn=fleet.dsn, nodes="all", max_seconds=None if away == "south" else 1.5)
+        report = await app.drain(dsn=fleet.dsn, nodes="all", max_seconds=None if away == "south" else 3.0)
     assert (report.processed, report.unreachable) == (2, (away,))
