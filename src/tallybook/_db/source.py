@@ -50,10 +50,8 @@ class Source:
         at = at_node.get()  # in a handler of a job on one of several nodes: that node
         given = dsn or (at and at.dsn) or self.dsn or os.environ.get("TALLYBOOK_DSN", "")
         try:
-            return make_conninfo(
-                re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", given),
-                fallback_application_name=f"tallybook {self.name}",
-            )
+            plain = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", given)
+            return make_conninfo(plain, fallback_application_name=f"tallybook {self.name}")
         except ProgrammingError:  # its text, and the value, may contain a password
             hint = "Write host=... dbname=... user=..., or postgresql://user@host/dbname"
             raise ConfigError("dsn", "(not shown)", "not a connection string", hint=hint) from None
@@ -135,7 +133,11 @@ class Source:
         try:
             return await exactly_once.run(connection, call, dsn_for_people(conninfo), sync=sync)
         except InvalidSchemaName as error:
-            raise SchemaMissing(_database(conninfo)) from error
+            from psycopg.conninfo import conninfo_to_dict
+
+            parts = conninfo_to_dict(conninfo)
+            database = parts.get("dbname") or os.environ.get("PGDATABASE") or parts.get("user") or "?"
+            raise SchemaMissing(str(database)) from error
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
@@ -180,13 +182,10 @@ class Source:
         try:
             return await got(library.connect(conninfo, **CONNECT))
         except psycopg.OperationalError as error:
-            raise QueueUnavailable(dsn_for_people(conninfo), unreached(error), hint=self._hint()) from error
-
-    def _hint(self) -> str | None:
-        """Return a hint for programs that nobody has given a database."""
-        if self.dsn or at_node.get() is not None or os.environ.get("TALLYBOOK_DSN"):
-            return None
-        return f"Set TALLYBOOK_DSN or the PG* variables, or pass App({self.name!r}, dsn=...)"
+            hint = None
+            if not self.dsn and at_node.get() is None and not os.environ.get("TALLYBOOK_DSN"):
+                hint = f"Set TALLYBOOK_DSN or the PG* variables, or pass App({self.name!r}, dsn=...)"
+            raise QueueUnavailable(dsn_for_people(conninfo), unreached(error), hint=hint) from error
 
 
 def _in_loop() -> bool:
@@ -202,10 +201,3 @@ def demand_loop(verb: str) -> None:
     if not _in_loop():
         hint = f"Write .{verb}_sync(...), or await it in an async function"
         raise NotSupported(f"{verb} where no event loop runs", hint=hint)
-
-
-def _database(conninfo: str) -> str:
-    from psycopg.conninfo import conninfo_to_dict
-
-    parts = conninfo_to_dict(conninfo)
-    return str(parts.get("dbname") or os.environ.get("PGDATABASE") or parts.get("user") or "?")
