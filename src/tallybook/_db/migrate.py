@@ -206,25 +206,19 @@ def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None]
             raise SchemaTooNew(found.version, found.expected)
         if found.current:
             return []
+        steps = [(f"migrations/{name}", text) for number, name, text in migrations() if number > found.version]
         if found.version:
             for old in set_aside(conn):
                 conn.execute(f"drop function {old}".encode())
-            take(conn, altered(text for number, _, text in migrations() if number > found.version), patient=patient)
-        for name, text in _steps(found):
+            take(conn, altered(text for _, text in steps), patient=patient)
+        # Functions name one another in any order.
+        texts = ["set local check_function_bodies = off;", *(text for _, text in routines())]
+        for name, text in [*steps, ("functions and views", "\n".join(texts))]:
             on_step(name)
             conn.execute(aside(text).encode())
             done.append(name)
         conn.execute(_recorded(node, first=found.version == 0).encode())
     return done
-
-
-def _steps(found: SchemaInfo) -> Iterator[tuple[str, str]]:
-    for number, name, text in migrations():
-        if number > found.version:
-            yield f"migrations/{name}", text
-    # Functions name one another in any order.
-    texts = ["set local check_function_bodies = off;", *(text for _, text in routines())]
-    yield "functions and views", "\n".join(texts)
 
 
 def uninstall(conn: psycopg.Connection) -> bool:
