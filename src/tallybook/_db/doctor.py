@@ -106,16 +106,12 @@ def _group(conn: Conn, *, group: str, verify: bool) -> list[Finding]:
 
 def _connection(conn: Conn) -> Finding:
     info = conn.info
-    row = conn.execute("select pg_is_in_recovery(), pg_postmaster_start_time()").fetchone()
-    assert row is not None
-    details = {
-        "server_version": info.parameter_status("server_version"),
-        "started_at": row[1].isoformat(),
-        "standby": row[0],
-    }
-    text = f"PostgreSQL {details['server_version']}, database {info.dbname!r}, as {info.user!r}"
+    ((standby, started),) = conn.execute("select pg_is_in_recovery(), pg_postmaster_start_time()").fetchall()
+    version = info.parameter_status("server_version")
+    details = {"server_version": version, "started_at": started.isoformat(), "standby": standby}
+    text = f"PostgreSQL {version}, database {info.dbname!r}, as {info.user!r}"
     level, advice = "ok", None
-    if row[0]:
+    if standby:
         level, text = "problem", f"{text}: a standby"
         advice = (
             "Nothing can be enqueued or claimed here. Connect to the primary: target_session_attrs=read-write finds it."
@@ -154,16 +150,13 @@ def _schema(conn: Conn) -> Finding:
 
 def clock(conn: Conn, now: Callable[[], float] = time.time) -> Finding:
     """Measure how far the client's clock is from the server's, from the shortest of several round trips."""
-    best: tuple[float, float] | None = None
+    trips: list[tuple[float, float]] = []
     for _ in range(7):
         before = now()
-        row = conn.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
+        ((server,),) = conn.execute("select extract(epoch from clock_timestamp())::float8").fetchall()
         after = now()
-        assert row is not None
-        found = (abs(after - before), row[0] - (before + after) / 2)
-        best = found if best is None else min(best, found)
-    assert best is not None
-    trip, ahead = best
+        trips.append((abs(after - before), server - (before + after) / 2))
+    trip, ahead = min(trips)
     off = max(0.0, abs(ahead) - trip / 2)
     details = {"server_ahead_s": round(ahead, 6), "round_trip_s": round(trip, 6)}
     if off < 1:

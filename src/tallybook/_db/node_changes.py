@@ -174,9 +174,8 @@ def _seen(dsn: str, *, needed: bool) -> _Identity | None:
 
 
 def _identity(conn: psycopg.Connection[Any]) -> _Identity:
-    row = conn.execute(_SELF).fetchone()
-    assert row is not None
-    return _Identity(row[0], row[1], nodes.number(conn))
+    ((cluster, database),) = conn.execute(_SELF).fetchall()
+    return _Identity(cluster, database, nodes.number(conn))
 
 
 def _move(old: Node, home: Node, *, trial: bool = False) -> int:

@@ -86,6 +86,5 @@ async def ask_asyncpg(conn: Any) -> bool:
 
 
 def _pid(conn: psycopg.Connection[Any]) -> int:
-    row = psycopg.ClientCursor(conn).execute("select pg_backend_pid()").fetchone()
-    assert row is not None
-    return int(row[0])
+    ((pid,),) = psycopg.ClientCursor(conn).execute("select pg_backend_pid()").fetchall()
+    return int(pid)
