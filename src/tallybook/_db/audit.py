@@ -57,17 +57,11 @@ def audits(*, actor: str | None, action: str | None, before: int | None, max_row
         "before": str(last if before is None else max(min(before, last), -last)),
         "max_rows": str(whole("max_rows", max_rows, 1, 1000)),
     }
-    return Call(
-        "audits",
-        _OF_ACTOR if actor is not None else _OF_ACTION if action is not None else _AUDITS,
-        params,
-        records(AuditRow),
-    )
+    sql = _OF_ACTOR if actor is not None else _OF_ACTION if action is not None else _AUDITS
+    return Call("audits", sql, params, records(AuditRow))
 
 
 def nonce_take(key: str, nonce: str, signed_at: datetime) -> Call[Taken]:
     """Check whether a signed request may be served; "fresh" uses its nonce up, with the transaction."""
-
-    return _NONCE.call(
-        lambda found: cast(Taken, found), key=key, nonce=nonce, signed_at=signed_at.astimezone(UTC).isoformat()
-    )
+    at = signed_at.astimezone(UTC).isoformat()
+    return _NONCE.call(lambda found: cast(Taken, found), key=key, nonce=nonce, signed_at=at)

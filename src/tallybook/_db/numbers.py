@@ -35,11 +35,9 @@ async def ask(conn: Any) -> Numbers:
     began = time.monotonic()
     found = await got((await got(conn.execute(_COUNTS))).fetchall())
     ages = await got((await got(conn.execute(_AGES))).fetchall())
-    return Numbers(
-        {(row[0], row[1]): tuple(map(int, row[2:])) for row in found},
-        {(row[0], row[1]): float(row[2]) for row in ages},
-        time.monotonic() - began,
-    )
+    tallies = {(queue, task): tuple(map(int, row)) for queue, task, *row in found}
+    oldest = {(queue, state): float(age) for queue, state, age in ages}
+    return Numbers(tallies, oldest, time.monotonic() - began)
 
 
 def ask_sync(dsn: str, name: str) -> Numbers:

@@ -118,12 +118,8 @@ select cast(coalesce(json_object_agg(k.key_id, k.n), '{}') as text)
 
 def resolve(data_type: str, symbol: str | None) -> Call[Stored | None]:
     """Return the provider selected by the routes, or None."""
-    return Call(
-        "provider_resolve",
-        f"select cast({read.called(p_name=_RESOLVE.called())} as text)",
-        {"data_type": data_type, "symbol": symbol},
-        _stored_or_none,
-    )
+    sql = f"select cast({read.called(p_name=_RESOLVE.called())} as text)"
+    return Call("provider_resolve", sql, {"data_type": data_type, "symbol": symbol}, _stored_or_none)
 
 
 active: Call[list[Stored]] = Call("providers", _ACTIVE, {}, lambda found: list(map(_stored, loads(found))))

@@ -183,19 +183,14 @@ def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def added(rates: Sequence[Rates]) -> Rates:
-    def total(values: list[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
+    def total(name: str) -> float | None:
+        known = [value for one in rates if (value := getattr(one, name)) is not None]
         return sum(known) if known else None
 
     of_queues: Counter[str] = Counter()
     for one in rates:
         of_queues.update(one.of_queues)
-    return Rates(
-        total([one.entered for one in rates]),
-        total([one.completed for one in rates]),
-        total([one.failed for one in rates]),
-        dict(of_queues),
-    )
+    return Rates(total("entered"), total("completed"), total("failed"), dict(of_queues))
 
 
 def flow(found: Sequence[Throughput]) -> Rates:
