@@ -41,7 +41,6 @@ _TWICE = (
 _MARKED = "select r.said, cast(pg_current_xact_id() as text), cast(clock_timestamp() as text) from ({}) as r(said)"
 _STATUS = "select pg_xact_status(%s::text::xid8)"
 _THERE = Declared("_enqueued(p_job_ids bigint[], p_before timestamptz) -> bigint")
-_NOT_ASSIGNED = "22023"  # this server has not assigned that number: a standby without the transaction
 
 
 class _Saying(Generic[T]):
@@ -133,10 +132,8 @@ async def _is_there(conn: Any, saying: _Saying[Any]) -> bool:
     assert saying.mark is not None
     try:
         status = await _row(conn, _STATUS, saying.mark[0])
-    except psycopg.Error as error:
-        if error.sqlstate == _NOT_ASSIGNED:
-            return False
-        raise
+    except psycopg.errors.InvalidParameterValue:  # a number of no transaction here: a standby without it
+        return False
     if status == ("in progress",):  # the server has not noticed the loss of its client, or waits for a standby
         raise psycopg.OperationalError("the transaction has not ended yet")
     if not saying.ids:

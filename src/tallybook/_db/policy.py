@@ -88,8 +88,7 @@ def is_final(error: BaseException) -> bool:
     """Whether waiting cannot help: a wrong password, database or host name in the DSN. Used only at the start."""
     if getattr(error, "sqlstate", None):
         return action_for(error) is Action.FINAL
-    text = str(error)
-    return any(part in text for part in _FINAL_TEXTS)
+    return any(text in str(error) for text in _FINAL_TEXTS)
 
 
 def backoff(failures: int, *, least: float = 0.0) -> float:
