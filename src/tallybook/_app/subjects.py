@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from tallybook._db import subjects
-from tallybook._db.declared import Call
 from tallybook._db.verb import ListOf, Noun, Steps, Verb, traced
 from tallybook._model.job import checked_calls
 from tallybook._model.subject import SubjectCall, SubjectPage, SubjectReport
+
+_HOW = "task.subject(name).job(...)"
 
 
 class Subjects(Noun):
@@ -44,7 +45,8 @@ class Subjects(Noun):
 
             await app.subjects.push_many(refresh.subject(f"asset:{n}").job(n) for n in ids)
         """
-        return self._many("push_many", calls, subjects.push_many)
+        listed = checked_calls(calls, SubjectCall, "subject", _HOW)
+        return self._verb(traced(self._app._tracing, listed, subjects.push_many) if listed else _nothing, "push_many")
 
     def upsert_many(self, calls: Iterable[SubjectCall]) -> Verb[ListOf[SubjectReport]]:
         """Create or change these subjects by one statement; return one report each, in their order.
@@ -53,18 +55,9 @@ class Subjects(Noun):
 
             reports = await app.subjects.upsert_many(refresh.subject(f"asset:{n}").job(n) for n in ids)
         """
-        return self._many("upsert_many", calls, subjects.upsert_many, keeps=True)
-
-    def _many(
-        self,
-        name: str,
-        calls: Iterable[SubjectCall],
-        verb: Callable[[ListOf[SubjectCall]], Call[ListOf[SubjectReport]]],
-        *,
-        keeps: bool = False,
-    ) -> Verb[ListOf[SubjectReport]]:
-        listed = checked_calls(calls, SubjectCall, "subject", "task.subject(name).job(...)")
-        return self._verb(traced(self._app._tracing, listed, verb, keeps=keeps) if listed else _nothing, name)
+        listed = checked_calls(calls, SubjectCall, "subject", _HOW)
+        made = traced(self._app._tracing, listed, subjects.upsert_many, keeps=True) if listed else _nothing
+        return self._verb(made, "upsert_many")
 
 
 def _nothing() -> Steps[list[SubjectReport]]:
