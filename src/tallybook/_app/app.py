@@ -159,15 +159,12 @@ class App(Owner):
         """The hooks that run in the thread of a plain handler."""
         self._also_serves: set[str] = set()
         """Queues that a worker without a list of queues serves, in addition to those of its tasks."""
+        # Declared in code, by name; `_declared` are the schedules.
         self._retry_policies: dict[str, Backoff] = {}
         self._rate_rules: dict[str, RateRule] = {}
-        """The rate limits declared in code."""
         self._concurrency_rules: dict[str, ConcurrencyRule] = {}
-        """The concurrency limits declared in code."""
         self._breaker_rules: dict[str, BreakerRule] = {}
-        """The circuit breakers declared in code."""
         self._declared: dict[str, InCode] = {}
-        """The schedules declared in code."""
         self._included: list[Owner] = []
         """The other apps whose tasks it serves; enqueues of these tasks are traced as its own."""
 
@@ -270,7 +267,6 @@ class App(Owner):
         return _add("retry_policy", self._retry_policies, name, as_policy(policy, option=f"retry_policy {name!r}"))
 
     def _policy(self, name: str, *, task: str | None = None) -> Backoff:
-        """Return the named retry policy. Raises ConfigError if it is not declared."""
         found = self._retry_policies.get(name)
         if found is not None:
             return found
@@ -298,7 +294,6 @@ class App(Owner):
         return catalogue(self.name, self.tasks, self._names)
 
     def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> Contexts:
-        """Make the factory of its jobs' Contexts, for a worker."""
         from tallybook._worker.run.context import Context
 
         def context(job: Running | None = None, *, atomic: bool = False) -> Context:
@@ -387,16 +382,11 @@ class App(Owner):
         _add("schedule", self._declared, name, declared)
 
     def _declared_schedules(self) -> list[dict[str, Any]]:
-        """Describe each schedule in code, as workers store it.
-
-        Raises ConfigError for one whose job cannot be described.
-        """
+        """Describe each schedule in code, as workers store it. Raises ConfigError if its job cannot be described."""
         from tallybook._db import schedules
 
-        return [
-            schedules.definition(name, found.job(), found.timing, found.query)
-            for name, found in sorted(self._declared.items())
-        ]
+        found = sorted(self._declared.items())
+        return [schedules.definition(name, one.job(), one.timing, one.query) for name, one in found]
 
     def rate_limit(
         self, name: str, calls: int, *, per: timedelta | str, burst: int = 1, per_node: bool = False
@@ -514,11 +504,9 @@ class App(Owner):
         return do_sync(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
 
     def _putting(self, job: JobCall) -> Call[Job]:
-        """Build the call that enqueues one job, which may wait for others."""
         return calls.put(job, self._takes_failed)
 
     def _putting_many(self, jobs: list[JobCall]) -> Call[list[Job]]:
-        """Build the call that enqueues many jobs, some of which may wait for others."""
         return calls.put_many(jobs, self._takes_failed)
 
     def _takes_failed(self, task: str) -> bool:
