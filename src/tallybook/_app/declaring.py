@@ -97,7 +97,10 @@ def task(
 ) -> Any:
     """App.task."""
     timing = _timing(schedule, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap)
-    unique, policy, final = _derived(unique), _policy_or_name(retry), checked_no_retry(no_retry)
+    if isinstance(unique, str):
+        hint = f"Write unique=({unique!r},) for one job per value of that argument, or with_(unique=...) for a key"
+        raise ConfigError("unique", unique, "one key for all jobs of a task", hint=hint)
+    policy, final = _policy_or_name(retry), checked_no_retry(no_retry)
     options = Options(queue, priority, unique, max_attempts=max_attempts, limits=limits, fair_key=fair_key)
     alone = Exclusive.checked(exclusive, on_busy)
     contract = Contract(version, aliases, summary, _follower(app, on_dead))
@@ -134,13 +137,6 @@ def _follower(app: Any, on_dead: object) -> str | None:
     if on_dead.app is not app:
         raise ConfigError("on_dead", on_dead, f"a task of another app than {app.name!r}")
     return on_dead.name
-
-
-def _derived(unique: bool | tuple[str, ...] | None) -> bool | tuple[str, ...] | None:
-    if isinstance(unique, str):
-        hint = f"Write unique=({unique!r},) for one job per value of that argument, or with_(unique=...) for a key"
-        raise ConfigError("unique", unique, "one key for all jobs of a task", hint=hint)
-    return unique
 
 
 def _policy_or_name(retry: Retry | str | None) -> Backoff | str | None:

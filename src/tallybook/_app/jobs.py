@@ -23,10 +23,6 @@ from tallybook.errors import JobCancelled, JobDied, ResultMissing, ResultTimeout
 _FIRST_LOOK, _SLOWEST_LOOK = 0.01, 0.5
 
 
-def _is_unknown(reasons: list[Reason]) -> bool:
-    return any(one.reason == "unknown" for one in reasons)
-
-
 class Jobs(Noun):
     """The jobs of the app's database."""
 
@@ -77,7 +73,8 @@ class Jobs(Noun):
 
             for reason in await app.jobs.why(job): print(reason.explanation)
         """
-        return on_job(self._app, job_id(job), many.why(job_id(job)), no_job=_is_unknown)
+        call = many.why(job_id(job))
+        return on_job(self._app, job_id(job), call, no_job=lambda found: any(one.reason == "unknown" for one in found))
 
     def trace(
         self,

@@ -49,10 +49,9 @@ class Queues(Noun):
 
             await app.queues.set("mail", retention="brief", max_attempts=3)
         """
-        kept = {"error_retention": error_retention, "metrics_retention": metrics_retention}
         call = queues.set_(
             queue, retention=retention, max_attempts=max_attempts, notify=notify, own_names=own_names,
-            random_order=random_order, by=by, **kept,
+            random_order=random_order, by=by, error_retention=error_retention, metrics_retention=metrics_retention,
         )  # fmt: skip
         return self._verb(call)
 

@@ -122,8 +122,11 @@ def _given(text: str) -> list[Node]:
     if "\n" not in text and "=" not in text:
         pairs = _file(text)
     else:
-        lines = [line.strip() for line in text.splitlines()]
-        pairs = [_pair(line) for line in lines if line and not line.startswith("#")]
+        lines = (line.strip() for line in text.splitlines())
+        parts = (line.partition("=") for line in lines if line and not line.startswith("#"))
+        pairs = [(name.strip(), dsn.strip()) for name, _, dsn in parts]
+        if not all(dsn for _, dsn in pairs):  # the line may hold a password
+            raise ConfigError(VARIABLE, "(not shown)", "a line is not name=DSN", hint=_LINES)
     found: dict[str, Node] = {}
     for name, dsn in pairs:
         if not _NAME.fullmatch(name) or name in ("all", "home"):
@@ -134,13 +137,6 @@ def _given(text: str) -> list[Node]:
     if not found:
         raise ConfigError(VARIABLE, "(not shown)", "names no node", hint=_LINES)
     return list(found.values())
-
-
-def _pair(line: str) -> tuple[str, str]:
-    name, _, dsn = line.partition("=")
-    if not dsn.strip():  # the line may hold a password
-        raise ConfigError(VARIABLE, "(not shown)", "a line is not name=DSN", hint=_LINES)
-    return name.strip(), dsn.strip()
 
 
 def _shown(text: str) -> str:
