@@ -30,9 +30,8 @@ queues text[], tasks text[], args text[], run_ats timestamptz[], priorities int[
 max_attempts int[], headers text[], on_conflicts text[], unique_whiles text[], order_keys text[],
 expires_ats timestamptz[], options text[]"""
 _ENQUEUE = Declared(f"enqueue({_JOB}) -> bigint", run_at=RUN_AT)
-_ENQUEUE_MORE = Declared(
-    f"enqueue({_JOB}, order_key text, expires_at timestamptz, options jsonb) -> bigint", run_at=RUN_AT
-)
+_MORE = "order_key text, expires_at timestamptz, options jsonb"
+_ENQUEUE_MORE = Declared(f"enqueue({_JOB}, {_MORE}) -> bigint", run_at=RUN_AT)
 _ENQUEUE_MANY = Declared(f"enqueue_many({JOBS}) -> row (job_ids bigint[], created boolean[])", run_ats=RUN_ATS)
 STATE = Declared("state(job_id bigint) -> text")
 cancel = Simple("cancel(job_id bigint, reason text) -> text", str)
@@ -40,8 +39,7 @@ retry = Simple("retry(job_id bigint) -> int", int)
 pause = Simple("pause(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
 resume = Simple("resume(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
 
-_GET = """\
-select cast(to_json(j) as text) from tallybook.job as j where j.id = cast(cast(%(job_id)s as text) as bigint)"""
+_GET = "select cast(to_json(j) as text) from tallybook.job as j where j.id = cast(cast(%(job_id)s as text) as bigint)"
 
 
 def enqueue(job: JobCall) -> Call[Job]:
@@ -110,10 +108,8 @@ def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
 FAILED = "failed"
 """The parameter of a task that receives the parents that did not complete."""
 
-_FAN_OUT = Declared(
-    f"fan_out({JOBS}, afters text[], on_parents text[], failed_as text[]) -> row (job_ids bigint[], created boolean[])",
-    run_ats=RUN_ATS,
-)
+_PARENTS = "afters text[], on_parents text[], failed_as text[]"
+_FAN_OUT = Declared(f"fan_out({JOBS}, {_PARENTS}) -> row (job_ids bigint[], created boolean[])", run_ats=RUN_ATS)
 
 
 def put(job: JobCall, takes_failed: Callable[[str], bool]) -> Call[Job]:
@@ -132,16 +128,15 @@ def put_many(jobs: Sequence[JobCall], takes_failed: Callable[[str], bool]) -> Ca
     found = arranged(jobs)
     many = enqueue_many(found.jobs)
     on = [job.options.on_parent or "completed" if job.options.after else None for job in found.jobs]
+    failed = [
+        FAILED if said == "any" and takes_failed(job.task) and FAILED not in json.loads(job.args) else None
+        for said, job in zip(on, found.jobs, strict=True)
+    ]
     params = {
         **many.params,
         "afters": text_array(["{" + ",".join(map(str, ids)) + "}" if ids else None for ids in found.parents]),
         "on_parents": text_array(on),
-        "failed_as": text_array(
-            [
-                FAILED if said == "any" and takes_failed(job.task) and FAILED not in json.loads(job.args) else None
-                for said, job in zip(on, found.jobs, strict=True)
-            ]
-        ),
+        "failed_as": text_array(failed),
     }
 
     def as_given(report: str) -> list[Job]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
 
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
@@ -12,7 +11,6 @@ from tallybook._model.counting import Counts, Difference, Level, Throughput, Tim
 from tallybook._model.options import check_name
 from tallybook.errors import InvalidArgument
 
-T = TypeVar("T")
 Since = datetime | timedelta | str
 
 counts = Simple("""
@@ -35,11 +33,9 @@ _LEVELS = Declared("""
      order by r.begins""", since=_SINCE)  # fmt: skip
 COMPLETED = Declared("""
   completed_since(since timestamptz) -> rows (queue text, task text, completed bigint) order by r.queue, r.task""")
-verify = Simple(
-    "verify() -> rows (queue text, task text, what text, counted bigint, found bigint)"
-    " order by r.queue, r.task, r.what",
-    records(Difference),
-)
+verify = Simple("""
+  verify() -> rows (queue task what text, counted found bigint)
+     order by r.queue, r.task, r.what""", records(Difference))  # fmt: skip
 recount = Simple("recount() -> bigint", int)
 _EVENT = Declared("count_event(name text, n int) -> void")
 _EVENT_SET = Declared("event_set(name text, n bigint) -> bigint")
@@ -47,11 +43,9 @@ event_counts = Simple(
     "event_counts() -> rows (name text, n bigint) order by r.name",
     lambda text: {str(row["name"]): int(row["n"]) for row in loads(text)},
 )
-_EVENT_SERIES = Declared(
-    "event_series(name text, step interval, since timestamptz)"
-    " -> rows (begins timestamptz, n bigint) order by r.begins",
-    since=_SINCE,
-)
+_EVENT_SERIES = Declared("""
+  event_series(name text, step interval, since timestamptz)
+  -> rows (begins timestamptz, n bigint) order by r.begins""", since=_SINCE)  # fmt: skip
 _KEEP = Declared("series_keep(step int, keep interval) -> boolean")
 
 

@@ -17,10 +17,9 @@ ATTEMPT = "lease uuid, job_id bigint, attempt int"
 AS_ARRAYS = {"leases": "array[{lease:uuid}]", "job_ids": "array[{job_id:bigint}]", "attempts": "array[{attempt:int}]"}
 """The arguments for one attempt, for functions that accept many."""
 COMPLETE = Declared(f"complete({ATTEMPT}, result jsonb) -> boolean")
-COMPLETE_MANY = Declared("complete_many(leases uuid[], job_ids bigint[], attempts int[]) -> bigint[]")
-COMPLETE_MANY_WITH = Declared(
-    "complete_many(leases uuid[], job_ids bigint[], attempts int[], results text[]) -> bigint[]"
-)
+_ATTEMPTS = "leases uuid[], job_ids bigint[], attempts int[]"
+COMPLETE_MANY = Declared(f"complete_many({_ATTEMPTS}) -> bigint[]")
+COMPLETE_MANY_WITH = Declared(f"complete_many({_ATTEMPTS}, results text[]) -> bigint[]")
 FAIL = Declared(f"fail({ATTEMPT}, error jsonb, retry_in interval, max_attempts int, final boolean) -> text")
 SNOOZE = Declared(f"snooze({ATTEMPT}, delay interval) -> text")
 CANCEL_RUNNING = Declared(f"cancel_running({ATTEMPT}, reason text) -> text", verb="cancelled")
