@@ -152,8 +152,7 @@ class Declared:
 class Simple(Declared, Generic[T]):
     """A verb that passes its values on unchanged: `cancel(42, None)` is its Call, with the values in order.
 
-    `row` is as in Call. `names` has the parameters that are names: the option that an error shows, and the most
-    characters.
+    `row` is as in Call. `names` has the parameters that are names: the option in an error, and the most characters.
     """
 
     def __init__(

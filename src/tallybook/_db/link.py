@@ -104,9 +104,8 @@ class Link:
         """Return the connection, a new one if there is none. Tries once; errors are the driver's."""
         if self.conn is not None and not self.conn.closed:
             return self.conn
-        conn = await psycopg.AsyncConnection.connect(
-            self.dsn, **CONNECT, application_name=f"tallybook {self.name}"[:63]
-        )
+        name = f"tallybook {self.name}"[:63]
+        conn = await psycopg.AsyncConnection.connect(self.dsn, **CONNECT, application_name=name)
         conn.prepare_threshold = None
         try:
             with SocketTimeout(conn, 10.0):

@@ -40,9 +40,8 @@ class _Report:
 def check(dsn: str) -> list[Finding]:
     """Return one finding per node without problems, and one per problem of the others, in the order of the nodes.
 
-    Removed nodes are asked only for open jobs.
-
-    The table stores the observed state, so that the next check finds a node that was restored from an older state.
+    Removed nodes are asked only for open jobs. The table stores the observed state, so that the next check finds a node
+    that was restored from an older state.
     """
     asked_all = asked(written(dsn), _report, seconds=5.0)
     answers = [answer for answer in asked_all if answer.node.state != "gone"]
@@ -204,9 +203,8 @@ def _clocks(answers: list[Answer[_Report]]) -> Iterator[Finding]:
         if abs(apart) >= 1:
             text = f"its clock is {abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} that of {there[0][0].name}"
             advice = "Let all servers follow NTP: lists over all nodes are sorted by these clocks."
-            yield _finding(
-                node, "clock", "warning" if abs(apart) >= 10 else "note", text, advice, apart_s=round(apart, 3)
-            )
+            level = "warning" if abs(apart) >= 10 else "note"
+            yield _finding(node, "clock", level, text, advice, apart_s=round(apart, 3))
 
 
 def _fine(answer: Answer[_Report]) -> Finding:

@@ -187,9 +187,7 @@ def _number(dsn: str) -> int | None:
 
 def elsewhere(dsn: str, job_id: int, list_dsn: str) -> Node | None:
     """Return the node of a job unknown to the database at `dsn`, or None if its id is of that database. UnknownJob."""
-    if _number(dsn) == node_of(job_id):
-        return None
-    return of_job(numbered(nodes(list_dsn)), job_id)
+    return None if _number(dsn) == node_of(job_id) else of_job(numbered(nodes(list_dsn)), job_id)
 
 
 def unknown(dsn: str, job_id: int) -> UnknownJob:

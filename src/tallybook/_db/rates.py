@@ -85,12 +85,8 @@ def set_breaker(rule: BreakerRule) -> Call[str]:
 
 
 def _breaker(rule: BreakerRule) -> dict[str, str]:
-    return {
-        "name": rule.name,
-        "failures": str(rule.failures),
-        "per": format_duration(rule.per),
-        "open_for": format_duration(rule.open_for),
-    }
+    per, open_for = format_duration(rule.per), format_duration(rule.open_for)
+    return {"name": rule.name, "failures": str(rule.failures), "per": per, "open_for": open_for}
 
 
 def open_breaker(name: str, duration: timedelta | str | None) -> Call[datetime]:
@@ -107,10 +103,6 @@ def registered(
     rates: Iterable[RateRule], concurrency: Iterable[ConcurrencyRule], breakers: Iterable[BreakerRule]
 ) -> str:
     """Return the rules that a worker registers at its start, from its app's code, as JSON."""
-    return json.dumps(
-        {
-            "rates": list(map(_named, rates)),
-            "concurrency": [{"name": rule.name, "most": rule.most, "skips": rule.skips} for rule in concurrency],
-            "breakers": list(map(_breaker, breakers)),
-        }
-    )
+    permits = [{"name": rule.name, "most": rule.most, "skips": rule.skips} for rule in concurrency]
+    rules = {"rates": list(map(_named, rates)), "concurrency": permits, "breakers": list(map(_breaker, breakers))}
+    return json.dumps(rules)

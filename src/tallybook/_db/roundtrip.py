@@ -21,9 +21,7 @@ _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 class RoundTrips:
     """Statements by name over one connection, prepared unless there is a pooler. One call at a time."""
 
-    def __init__(
-        self, conn: psycopg.AsyncConnection[Any], statements: dict[str, str], *, prepared: bool = True
-    ) -> None:
+    def __init__(self, conn: psycopg.AsyncConnection[Any], statements: dict[str, str], *, prepared: bool) -> None:
         self._conn = conn
         self._pg = conn.pgconn
         self._statements = statements

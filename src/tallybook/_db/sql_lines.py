@@ -78,9 +78,8 @@ _PROFILED = re.compile(
 def profiled(text: str) -> str:
     """Return the text of a SQL file with its profiles expanded, each in the head of the function below its line.
 
-    A `set` of the function itself comes after them, so it has the last word.
-
-    Raises KeyError for an unknown name, ValueError for a line `-- profile:` that no function follows.
+    A `set` of the function itself comes after them, so it has the last word. Raises KeyError for an unknown name,
+    ValueError for a line `-- profile:` that no function follows.
     """
     done = _PROFILED.sub(lambda match: f"{match[2]}\n{PROFILES[match[1]]}{match[3]}\n{match[4]}", text)
     if left := re.search(r"^-- profile:.*", done, re.MULTILINE):

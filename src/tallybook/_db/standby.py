@@ -37,6 +37,5 @@ class Standby:
         if not self.in_recovery:
             return "read from a primary: no standby is at this address"
         how = "by an unknown time" if self.lag is None else f"{self.lag:.1f} s"
-        return (
-            f"read from a standby, {how} behind{'' if self.receives else ', which receives nothing from its primary'}"
-        )
+        cut_off = "" if self.receives else ", which receives nothing from its primary"
+        return f"read from a standby, {how} behind{cut_off}"

@@ -72,9 +72,7 @@ async def _django(conn: Any, call: Call[Any]) -> Any:
 async def _alias(alias: str, call: Call[Any]) -> Any:
     # A text can only be an alias if the program has loaded Django and Django has this name.
     django, conf = sys.modules.get("django.db"), sys.modules.get("django.conf")
-    configured = (
-        django is not None and conf is not None and (conf.settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ)
-    )
+    configured = conf is not None and (conf.settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ)
     if django is None or not configured or alias not in django.connections.settings:
         raise refused(alias, call.verb, sync=True)
     return await _django(django.connections[alias], call)
