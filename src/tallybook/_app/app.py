@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 Tx = TypeVar("Tx")
 Hook = TypeVar("Hook", bound=Callable[[Any], AsyncIterator[Any]])
@@ -477,9 +476,11 @@ class App(Owner):
 
             text = await app.result(job, timeout=timedelta(seconds=10))
         """
-        from tallybook._app.jobs import patience, wait
+        from tallybook._app.jobs import wait
+        from tallybook._model.durations import parse_duration
 
-        return on_job(self, job_id(job), partial(wait, job_id(job), patience(timeout), self._names), "result")
+        patience = float("inf") if timeout is None else parse_duration(timeout, option="timeout").total_seconds()
+        return on_job(self, job_id(job), partial(wait, job_id(job), patience, self._names), "result")
 
     async def enqueue_many(
         self, conn: AsyncConn | App, jobs: Iterable[JobCall], *, then: JobCall | None = None

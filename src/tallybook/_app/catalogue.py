@@ -122,9 +122,8 @@ def _args(task: Task[..., Any]) -> list[dict[str, Any]] | None:
         return None
     found = []
     for parameter, annotation in described:
-        one: dict[str, Any] = {"name": parameter.name}
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            one["name"] = f"**{parameter.name}"
+        stars = "**" if parameter.kind is inspect.Parameter.VAR_KEYWORD else ""
+        one: dict[str, Any] = {"name": stars + parameter.name}
         if annotation is not inspect.Parameter.empty:
             one["type"] = inspect.formatannotation(annotation)
         if parameter.default is not inspect.Parameter.empty:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
@@ -14,7 +14,6 @@ from tallybook._db import jobs as many
 from tallybook._db.filters import DeadFilter
 from tallybook._db.jobs import LOOKED, JobFilter
 from tallybook._db.verb import ListOf, Noun, Pause, Steps, Verb, on_job, on_jobs
-from tallybook._model.durations import parse_duration
 from tallybook._model.job import Job, job_id
 from tallybook._model.job_info import Cancelled, DeadLetter, JobDone, JobPage, Reason, Retried, TraceEvent
 from tallybook._task import Task
@@ -199,11 +198,6 @@ class Dead(Noun):
     def drop_matching(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[int]:
         """Delete the dead letters that match, oldest first, at most `max_jobs`; return their number."""
         return self._verb(filters.drop_dead_many(DeadFilter(**which), max_jobs))
-
-
-def patience(timeout: timedelta | str | None) -> float:
-    """Convert a timeout to seconds; None becomes infinity."""
-    return float("inf") if timeout is None else parse_duration(timeout, option="timeout").total_seconds()
 
 
 def wait(job_id: int, patience: float, names: Mapping[str, Task[..., Any]]) -> Steps[Any]:
