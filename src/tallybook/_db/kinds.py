@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, get_origin
 
 from tallybook._db.declared import Call
@@ -32,19 +33,15 @@ _SYNC = "a psycopg Connection, a SQLAlchemy Session or Connection, a Django conn
 _ASYNC = "a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection, or the App"
 
 
-_known: dict[type, str] = {}
-
-
+@cache
 def _kind(cls: type) -> str:
-    if cls not in _known:
-        names = (f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
-        _known[cls] = next((_KINDS[name] for name in names if name in _KINDS), "")
-    return _known[cls]
+    names = (f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
+    return next((_KINDS[name] for name in names if name in _KINDS), "")
 
 
 def kind_of(conn: object) -> str:
     """Return one of the kinds above, or "". A tracing proxy counts as the class that it claims to wrap."""
-    return _kind(type(conn)) or _kind(conn.__class__)
+    return _kind(type(conn)) or _kind(conn.__class__)  # type: ignore[arg-type]  # a class has a hash
 
 
 def transaction_kind(annotation: object) -> str:
