@@ -102,19 +102,28 @@ def chosen(found: Sequence[Node], which: str, *, again: bool = False) -> tuple[N
     return tuple(named(found, name) for name in dict.fromkeys(names) if name in known or not again)
 
 
-def named(among: Iterable[Node], name: str) -> Node:
+def named(among: Sequence[Node], name: str) -> Node:
     """Return the node of this name, or the home for "home". Raises UnknownNode."""
-    known = list(among)
-    for node in known:
+    for node in among:
         if node.name == name or (node.home and name == "home"):
             return node
-    raise UnknownNode(name, [node.name for node in known])
+    raise UnknownNode(name, [node.name for node in among])
 
 
 def written(dsn: str) -> list[Node]:
-    """Return all listed nodes, including those that are gone."""
-    given = os.environ.get(VARIABLE, "").strip()
-    return _given(given) if given else _found(dsn)
+    """Return all listed nodes, including those that are gone: of the variable, the table, Citus, or `dsn` itself."""
+    if given := os.environ.get(VARIABLE, "").strip():
+        return _given(given)
+    try:
+        with psycopg.connect(dsn, **CONNECT) as conn:
+            table, citus, database = conn.execute(_THERE).fetchone() or (False, False, "")
+            if table and (rows := conn.execute(_TABLE).fetchall()):
+                return [Node(name, number, at(dsn, to), state, home) for name, number, to, state, home in rows]
+            if citus and (found := _citus(conn, dsn)):
+                return found
+            return [Node(database, number(conn), dsn, home=True)]
+    except psycopg.OperationalError as error:
+        raise QueueUnavailable(dsn_for_people(dsn), unreached(error)) from error
 
 
 def _given(text: str) -> list[Node]:
@@ -155,20 +164,6 @@ def _file(path: str) -> list[tuple[str, str]]:
     return list(table.items())
 
 
-def _found(dsn: str) -> list[Node]:
-    """Return the nodes of the database: its table, Citus' list, or itself."""
-    try:
-        with psycopg.connect(dsn, **CONNECT) as conn:
-            table, citus, database = conn.execute(_THERE).fetchone() or (False, False, "")
-            if table and (rows := conn.execute(_TABLE).fetchall()):
-                return [Node(name, number, at(dsn, to), state, home) for name, number, to, state, home in rows]
-            if citus and (found := _citus(conn, dsn)):
-                return found
-            return [Node(database, number(conn), dsn, home=True)]
-    except psycopg.OperationalError as error:
-        raise QueueUnavailable(dsn_for_people(dsn), unreached(error)) from error
-
-
 def _citus(conn: psycopg.Connection[Any], dsn: str) -> list[Node]:
     """Return the nodes of pg_dist_node, and the coordinator if it is not registered."""
     rows = conn.execute(_CITUS).fetchall()
@@ -197,13 +192,12 @@ def node_of(job_id: int) -> int:
     return job_id >> _NUMBER_BITS
 
 
-def of_job(among: Iterable[Node], job_id: int) -> Node:
+def of_job(among: Sequence[Node], job_id: int) -> Node:
     """Return the node of a job. Raises UnknownJob if none of them has the number in its id."""
-    known = list(among)
-    for node in known:
+    for node in among:
         if node.number == node_of(job_id):
             return node
-    said = ", ".join(f"{node.name} ({'no answer' if node.number is None else node.number})" for node in known)
+    said = ", ".join(f"{node.name} ({'no answer' if node.number is None else node.number})" for node in among)
     raise UnknownJob(job_id, hint=f"Its id is of node {node_of(job_id)}; the nodes are {said}")
 
 
