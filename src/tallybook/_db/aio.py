@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, T
 from tallybook._db.sync import run_on
-
-T = TypeVar("T")
 
 
 def run(conn: Any, call: Call[T]) -> Coroutine[Any, Any, T]:

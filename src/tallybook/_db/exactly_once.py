@@ -13,20 +13,18 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import psycopg
 from psycopg.rows import tuple_row
 
 from tallybook._db.both import got
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, T
 from tallybook._db.kinds import refusal
 from tallybook._db.policy import Action, action_for, backoff, first_line
 from tallybook._db.sync import run_on
 from tallybook._model.job import Job
 from tallybook.errors import CommitUnknown, QueueUnavailable
-
-T = TypeVar("T")
 
 PATIENCE = 10.0
 """Seconds for which a verb is retried before its caller gets an error."""

@@ -6,12 +6,12 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 
 from tallybook._db.both import done
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, T
 from tallybook._db.link import CONNECT
 from tallybook._db.nodes import VARIABLE, Node, at, node_of, nodes, number, numbered, of_job, written
 from tallybook._db.policy import first_line
@@ -19,8 +19,6 @@ from tallybook._db.source import Source
 from tallybook._model.at_node import at_node
 from tallybook._model.job_info import JobDone
 from tallybook.errors import CommitUnknown, QueueUnavailable, TallybookError, UnknownJob
-
-T = TypeVar("T")
 
 _HOME: Call[str | None] = Call(
     "home", "select (select n.address from tallybook.nodes as n where n.home)", {}, lambda address: address

@@ -162,9 +162,7 @@ def set_(name: str, job: JobCall, timing: Timing, query: str | None = None) -> C
     return _SET.call(str, name=_named(name), query=query, **_job(job), **timing.columns())
 
 
-listed: Call[list[ScheduleInfo]] = Call(
-    "schedule_list", _LIST, {}, lambda found: [_info(row)[0] for row in loads(found)]
-)
+listed = Call("schedule_list", _LIST, {}, lambda found: [_info(row)[0] for row in loads(found)])
 
 
 def show(name: str) -> Call[tuple[ScheduleInfo, datetime]]:

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tallybook._db.both import done, got
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, T
 from tallybook._model.at_node import at_node
 from tallybook._model.tracing import Tracing
 from tallybook.errors import ConfigError, NotSupported, QueueUnavailable, SchemaMissing
@@ -23,8 +23,6 @@ from tallybook.errors import ConfigError, NotSupported, QueueUnavailable, Schema
 if TYPE_CHECKING:
     import psycopg
     from psycopg_pool import AsyncConnectionPool
-
-T = TypeVar("T")
 
 
 class Source:
@@ -81,16 +79,12 @@ class Source:
         async with self._connect(conninfo) as conn:  # the pool's own error would only be a time-out
             cursor = await conn.execute(IS_SESSION, (conn.info.backend_pid,))
             pooled = await cursor.fetchone() != (True,)
+        # Behind a pooler in transaction mode each transaction may run on another session.
+        options = {**CONNECT, "prepare_threshold": None if pooled else 5}
         pool = AsyncConnectionPool(
-            conninfo,
-            min_size=1,
-            max_size=max_size,
-            timeout=timeout.total_seconds(),
-            open=False,
-            name=f"tallybook {self.name}",
-            # Behind a pooler in transaction mode each transaction may run on another session.
-            kwargs={**CONNECT, "prepare_threshold": None if pooled else 5},
-        )
+            conninfo, min_size=1, max_size=max_size, timeout=timeout.total_seconds(), open=False,
+            name=f"tallybook {self.name}", kwargs=options,
+        )  # fmt: skip
         for key in list(self._pools):
             if key[1].is_closed():  # before its block ended
                 self._pools.pop(key, None)

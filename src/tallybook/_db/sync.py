@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from tallybook._db.both import done, got
-from tallybook._db.declared import Call, rendered
+from tallybook._db.declared import Call, T, rendered
 from tallybook._db.kinds import kind_of, refusal, refused
-
-T = TypeVar("T")
 
 
 def run(conn: Any, call: Call[T]) -> T:

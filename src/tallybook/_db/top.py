@@ -110,12 +110,17 @@ def read(conn: psycopg.Connection[Any], before: Reading | None = None) -> Readin
     If reading the running jobs takes long, those of the reading `before` are reused for a while.
     """
     with conn.transaction():
-        return done(_reading(conn, _LIMITS, before))
+        return done(read_async(conn, before, _LIMITS))
 
 
-async def read_async(conn: psycopg.AsyncConnection[Any], before: Reading | None = None) -> Reading:
+async def read_async(conn: Any, before: Reading | None = None, first: str = _MAY_SEE) -> Reading:
     """The same on a connection that is in a transaction with its own limits."""
-    return await _reading(conn, _MAY_SEE, before)
+    may_see = await _last(conn, first)  # the role reader does not see the texts of failures
+    raw = loads(await _last(conn, _READ.replace("{failures}", "_failures_said" if may_see else "_failures")))
+    rows = {name: raw[name] or [] for name in ("queues", "workers", "failures")}
+    rows["queues"] = {one["name"]: one for one in rows["queues"]}
+    runs = await runs_async(conn, before.runs if before else None)
+    return Reading(**raw | rows | {"now": at(raw["now"]), "runs": runs})
 
 
 async def runs_async(conn: Any, before: Runs | None = None) -> Runs:
@@ -127,15 +132,6 @@ async def runs_async(conn: Any, before: Runs | None = None) -> Runs:
     ended = time.monotonic()
     of_workers = {one["worker_id"]: one["jobs"] for one in raw["workers"] or []}
     return Runs(raw["running"], raw["longest"] or [], of_workers, ended + _SHARE * (ended - began))
-
-
-async def _reading(conn: Any, first: str, before: Reading | None) -> Reading:
-    may_see = await _last(conn, first)  # the role reader does not see the texts of failures
-    raw = loads(await _last(conn, _READ.replace("{failures}", "_failures_said" if may_see else "_failures")))
-    rows = {name: raw[name] or [] for name in ("queues", "workers", "failures")}
-    rows["queues"] = {one["name"]: one for one in rows["queues"]}
-    runs = await runs_async(conn, before.runs if before else None)
-    return Reading(**raw | rows | {"now": at(raw["now"]), "runs": runs})
 
 
 async def _last(conn: Any, query: str) -> Any:

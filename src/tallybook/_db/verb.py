@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tallybook._db import aio, sync
 from tallybook._db.both import done, got
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, T
 from tallybook._db.source import Source
 from tallybook._model.tracing import Tracing, What
 from tallybook.errors import InvalidArgument
@@ -26,10 +26,7 @@ from tallybook.errors import InvalidArgument
 if TYPE_CHECKING:
     from tallybook._model.job_info import JobDone
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
 ListOf: TypeAlias = list[T]
 """A list, in a class that has a verb of that name."""
 
