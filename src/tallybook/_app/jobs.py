@@ -203,18 +203,18 @@ class Dead(Noun):
 def wait(job_id: int, patience: float, names: Mapping[str, Task[..., Any]]) -> Steps[Any]:
     """Poll until the job has ended; return its result."""
     until, pause = time.monotonic() + patience, _FIRST_LOOK
-    while (ended := (yield filters.result(job_id))).state is None:
+    while (ended := (yield filters.result(job_id)))["state"] is None:
         left = until - time.monotonic()
         if left <= 0:
             raise ResultTimeout(job_id, patience)
         yield Pause(min(pause, left))
         pause = min(pause * 1.5, _SLOWEST_LOOK)
-    error = ended.error or {}
-    if ended.state == "dead":
+    error = ended["error"] or {}
+    if ended["state"] == "dead":
         raise JobDied(job_id, error.get("type"), error.get("message"))
-    if ended.state == "cancelled":
+    if ended["state"] == "cancelled":
         raise JobCancelled(job_id, error.get("message"))
     if error:
         raise ResultMissing(job_id, str(error.get("message")))
-    known = names.get(ended.task)
-    return ended.result if known is None else known.read_result(ended.result)
+    known = names.get(ended["task"])
+    return ended["result"] if known is None else known.read_result(ended["result"])

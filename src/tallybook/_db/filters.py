@@ -63,16 +63,6 @@ class DeadFilter:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a job ended; `state` is None while it has not."""
-
-    task: str
-    state: str | None
-    result: Any
-    error: dict[str, Any] | None
-
-
 def cancel_many(
     *,
     queue: str | None,
@@ -124,10 +114,9 @@ def drop_dead_many(which: DeadFilter, max_jobs: int) -> Call[int]:
     return _DROP_DEAD_MANY.call(int, **which.params(max_jobs))
 
 
-def result(job_id: int) -> Call[Ended]:
-    """Return how a job ended, if it has. Raises UnknownJob if there is none, or it is not committed."""
-    read = known(partial(UnknownJob, job_id), lambda found: record(Ended, loads(found)))
-    return _RESULT.call(read, job_id=job_id)
+def result(job_id: int) -> Call[dict[str, Any]]:
+    """Return how a job ended; no state: it has not. Raises UnknownJob if there is none, or it is not committed."""
+    return _RESULT.call(known(partial(UnknownJob, job_id), loads), job_id=job_id)
 
 
 def _args(args: Mapping[str, object] | None) -> str | None:
