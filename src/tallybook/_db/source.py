@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -107,23 +107,22 @@ class Source:
         return pool
 
     async def _run(self, call: Call[T]) -> T:
-        return await self._once(call, self._connection, sync=False)
+        return await self._once(call, sync=False)
 
     def _run_sync(self, call: Call[T]) -> T:
         if _in_loop():
             hint = "Await it: `await task.enqueue(app, ...)`, another verb without its .sync()"
             raise NotSupported(f"waiting for {call.verb} inside a running event loop, which would block it,", hint=hint)
-        return done(self._once(call, partial(self._connect, self.conninfo(), sync=True), sync=True))
+        return done(self._once(call, sync=True))
 
-    async def _once(
-        self, call: Call[T], connection: Callable[[], AbstractAsyncContextManager[Any]], *, sync: bool
-    ) -> T:
+    async def _once(self, call: Call[T], *, sync: bool) -> T:
         from psycopg.errors import InvalidSchemaName
 
         from tallybook._db import exactly_once
         from tallybook._db.link import dsn_for_people
 
         conninfo = self.conninfo()
+        connection = partial(self._connect, conninfo, sync=True) if sync else self._connection
         try:
             return await exactly_once.run(connection, call, dsn_for_people(conninfo), sync=sync)
         except InvalidSchemaName as error:
