@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from tallybook._db import calls, queues
 from tallybook._db.verb import ListOf, Noun, Steps, Verb
@@ -72,7 +73,8 @@ class Queues(Noun):
 
             (await app.queues.truncate("mail")).cancelled
         """
-        return self._verb(partial(_truncate, queue, states, running, by, on_batch), "truncate")
+        steps = partial(_truncate, queue, on_batch, states=states, running=running, by=by)
+        return self._verb(steps, "truncate")
 
     def truncate_all(
         self,
@@ -86,7 +88,8 @@ class Queues(Noun):
 
         (await app.queues.truncate_all(states=["scheduled"])).cancelled
         """
-        return self._verb(partial(_truncate, None, states, running, by, on_batch), "truncate_all")
+        steps = partial(_truncate, None, on_batch, states=states, running=running, by=by)
+        return self._verb(steps, "truncate_all")
 
     def drop(self, queue: str, *, truncate: bool = False, by: str | None = None) -> Verb[bool]:
         """Remove an unused queue, optionally after a truncate; False: there is none.
@@ -123,17 +126,11 @@ class Queues(Noun):
         return self._verb(calls.resume(queue, by))
 
 
-def _truncate(
-    queue: str | None,
-    states: Sequence[str] | None,
-    running: bool,
-    by: str | None,
-    on_batch: Callable[[int], object] | None = None,
-) -> Steps[Truncated]:
+def _truncate(queue: str | None, on_batch: Callable[[int], object] | None, **which: Any) -> Steps[Truncated]:
     mark: str | None = None
     cancelled = cancelling = 0
     while True:
-        batch = yield queues.truncate(queue, states=states, running=running, by=by, max_jobs=BATCH, mark=mark)
+        batch = yield queues.truncate(queue, **which, max_jobs=BATCH, mark=mark)
         cancelled, cancelling = cancelled + batch.done.cancelled, cancelling + batch.done.cancelling
         mark = batch.mark
         if on_batch:
@@ -144,6 +141,6 @@ def _truncate(
 
 def _drop(queue: str, by: str | None) -> Steps[bool]:
     if (yield queues.unused(queue)):  # otherwise its jobs would be cancelled, and the queue would stay
-        yield from _truncate(queue, None, False, by)
+        yield from _truncate(queue, None, states=None, running=False, by=by)
     found: bool = yield queues.drop(queue, by)
     return found
