@@ -53,7 +53,6 @@ Tx = TypeVar("Tx")
 Hook = TypeVar("Hook", bound=Callable[[Any], AsyncIterator[Any]])
 Around = TypeVar("Around", bound=Callable[[Any], AsyncIterator[Any] | Iterator[Any]])
 
-
 if TYPE_CHECKING:
 
     class Task(_Task[P, R_co]):

@@ -35,7 +35,6 @@ _DOCTOR = Declared("doctor(about text) -> rows (name text, level text, finding t
 _COUNTERS = Declared("""
   _doctor_counters(p_asked boolean)
   -> rows (name level finding advice text, details jsonb)""", p_asked="false")  # fmt: skip
-_EXISTS = "select to_regprocedure('tallybook.doctor(text, timestamptz)') is not null"
 _LIMITS = """\
 select set_config('statement_timeout', %s, true), set_config('lock_timeout', '1s', true),
        set_config('jit', 'off', true)"""
@@ -65,7 +64,7 @@ def examine(conn: Conn, *, verify: bool = False, patience: timedelta = PATIENCE)
 
 
 def _missing(conn: Conn) -> list[Finding]:
-    if conn.execute(_EXISTS).fetchone() == (True,):
+    if conn.execute("select to_regprocedure('tallybook.doctor(text, timestamptz)') is not null").fetchone() == (True,):
         return []
     text = "the other checks were skipped: this database has no tallybook.doctor"
     return [Finding(name="checks", level="note", finding=text, advice="See the check schema.")]

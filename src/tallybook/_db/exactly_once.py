@@ -37,7 +37,6 @@ _TWICE = (
 # The statement, whose row also has the transaction's number and the time. The subquery is volatile, so it runs first:
 # the time is not before that of its jobs.
 _MARKED = "select r.said, cast(pg_current_xact_id() as text), cast(clock_timestamp() as text) from ({}) as r(said)"
-_STATUS = "select pg_xact_status(%s::text::xid8)"
 _THERE = Declared("_enqueued(p_job_ids bigint[], p_before timestamptz) -> bigint")
 
 
@@ -129,7 +128,7 @@ async def _say(conn: Any, saying: _Saying[T], *, sync: bool) -> None:
 async def _is_there(conn: Any, saying: _Saying[Any]) -> bool:
     assert saying.mark is not None
     try:
-        status = await _row(conn, _STATUS, saying.mark[0])
+        status = await _row(conn, "select pg_xact_status(%s::text::xid8)", saying.mark[0])
     except psycopg.errors.InvalidParameterValue:  # a number of no transaction here: a standby without it
         return False
     if status == ("in progress",):  # the server has not noticed the loss of its client, or waits for a standby

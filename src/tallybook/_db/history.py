@@ -23,7 +23,6 @@ held = Simple("""
   held_ranges() -> rows (class text, lower xid8, upper xid8, due_at timestamptz, open_jobs bigint, why text)
                    order by r.class, r.lower""", _ranges)  # fmt: skip
 
-
 # Durations as numbers, because the format of an interval depends on the user's settings.
 _SERVICES = """\
 select cast(coalesce(json_agg(to_jsonb(s) || jsonb_build_object(

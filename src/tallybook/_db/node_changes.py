@@ -182,10 +182,8 @@ def _move(old: Node, home: Node, *, trial: bool = False) -> int:
     """Move all schedules of a node to the home; returns their number.
 
     They are removed in a transaction that stays open until the home has them. So no tick fires twice or is lost, unless
-    this program is killed between two commits. Then both nodes have them until this is run again.
-
-    `trial`: roll back, to raise what would prevent the move before the list changes. A node that is away prevents no
-    change of the list.
+    this program is killed between two commits. Then both nodes have them until this is run again. `trial`: roll back,
+    to raise what would prevent the move before the list changes. A node that is away prevents no change of the list.
     """
     if old.name == home.name:
         return 0

@@ -204,8 +204,7 @@ def of_job(among: Sequence[Node], job_id: int) -> Node:
 def route(key: str, among: Sequence[Node], pins: Mapping[str, str] = {}) -> Node:
     """Return the node for the jobs of a key: its pinned one, else the live one with the highest hash of name and key.
 
-    Adding or removing a node moves only the keys that it gains or loses. Raises UnknownNode for a pin to an unknown
-    node.
+    Adding or removing a node moves only the keys that it gains or loses. Raises UnknownNode for a pin to no node.
     """
     if key in pins:
         return named(among, pins[key])

@@ -27,7 +27,6 @@ _COUNTS = counts.select(f"queue, task, {', '.join(COLUMNS)}")
 _BACKLOG = Declared("backlog() -> rows (queue text, state text, oldest_run_at timestamptz)")
 _AGE = "greatest(0, extract(epoch from clock_timestamp() - oldest_run_at))::float8"
 _AGES = f"{_BACKLOG.select(f'queue, state, {_AGE}')} where isfinite(oldest_run_at)"
-_LIMIT = "select set_config('statement_timeout', %s, true)"
 T = TypeVar("T")
 
 
@@ -45,7 +44,7 @@ def ask_sync(dsn: str, name: str) -> Numbers:
     connect = {"connect_timeout": int(ANSWER), "application_name": f"tallybook {name}"[:63]}
     with psycopg.connect(dsn, prepare_threshold=None, **connect) as conn:  # type: ignore[arg-type]  # of the values
         conn.read_only = True
-        conn.execute(_LIMIT, (f"{ANSWER:g}s",))
+        conn.execute("select set_config('statement_timeout', %s, true)", (f"{ANSWER:g}s",))
         return done(ask(conn))
 
 

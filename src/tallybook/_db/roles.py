@@ -56,8 +56,7 @@ def create(conn: psycopg.Connection[Any], prefix: str = PREFIX, *, existing: boo
     """Create the missing ones of the five roles, and grant all of them exactly their rights; may be repeated.
 
     Runs in one transaction, as the schema's owner. With `existing`, it creates no role. Raises RoleError if a role is
-    missing and cannot or must not be created. Without `existing` it also raises RoleError if a role exists but is not
-    used here.
+    missing and cannot or must not be created; without `existing` also if a role exists but is not used here.
     """
     wanted = names(prefix)
     with conn.transaction():
