@@ -265,9 +265,8 @@ class App(Owner):
         return _add("retry_policy", self._retry_policies, name, as_policy(policy, option=f"retry_policy {name!r}"))
 
     def _policy(self, name: str, *, task: str | None = None) -> Backoff:
-        found = self._retry_policies.get(name)
-        if found is not None:
-            return found
+        if name in self._retry_policies:
+            return self._retry_policies[name]
         from difflib import get_close_matches
 
         near = get_close_matches(name, self._retry_policies, 3)

@@ -71,11 +71,8 @@ def migrations() -> list[tuple[int, str, str]]:
 
 def _numbered() -> list[tuple[int, str, Traversable]]:
     folder = resources.files("tallybook") / "sql" / "migrations"
-    return sorted(
-        (int(match[1]), file.name, file)
-        for file in folder.iterdir()
-        if (match := re.fullmatch(r"(\d{4})_\w+\.sql", file.name))
-    )
+    found = ((re.fullmatch(r"(\d{4})_\w+\.sql", file.name), file) for file in folder.iterdir())
+    return sorted((int(match[1]), file.name, file) for match, file in found if match)
 
 
 def _included(text: str) -> str:

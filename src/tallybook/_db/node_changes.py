@@ -71,11 +71,10 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
             sync.run(conn, nodes.add(own, "", here.number or 0, here.cluster))
             before = written(dsn)
         if number is None:
-            taken = [node.number for node in before if node.number is not None]
-            ours = [node.number for node in before if node.name == name]
             installed = seen.number if seen else None
-            number = installed if installed is not None else next(iter(ours), None)
-            number = max(taken, default=-1) + 1 if number is None else number
+            listed_as = next((node.number for node in before if node.name == name), None)
+            free = max((node.number for node in before if node.number is not None), default=-1) + 1
+            number = next(one for one in (installed, listed_as, free) if one is not None)
         home = next((node for node in before if node.home), None)
         ready = seen is not None and seen.number is not None
         if home is not None and not ready and number < (home.number or 0):

@@ -158,7 +158,7 @@ def _past(node: Node, look: dict[str, Any], known: tuple[Any, Any, Any]) -> Iter
 def _numbers(answers: list[Answer[_Report]]) -> Iterator[Finding]:
     """Two nodes with one number."""
     advice = "Ids lead to the wrong one. Install one of them again with its own number: `tallybook migrate --node N`."
-    for number, same in _by(answers, "number").items():
+    for (number,), same in _by(answers, "number").items():
         for node in same if len(same) > 1 else ():
             others = ", ".join(other.name for other in same if other is not node)
             yield _finding(node, "number", "problem", f"it has number {number}, and so has {others}", advice)
@@ -190,8 +190,7 @@ def _by(answers: list[Answer[_Report]], *keys: str) -> dict[tuple[Any, ...], lis
     found: dict[tuple[Any, ...], list[Node]] = defaultdict(list)
     for answer in answers:
         if answer.value and answer.value.look:
-            values = tuple(answer.value.look[key] for key in keys)
-            found[values if len(keys) > 1 else values[0]].append(answer.node)
+            found[tuple(answer.value.look[key] for key in keys)].append(answer.node)
     return found
 
 

@@ -137,10 +137,8 @@ select cast(coalesce(json_agg(x order by x.tick desc), '[]') as text) from (
 def definition(name: str, job: JobCall, timing: Timing, query: str | None = None) -> dict[str, Any]:
     """Return a schedule in code as the argument of _schedules_register."""
     columns = {**_job(job), **timing.columns(), "name": name, "query": query}
-    for column in ("args", "headers", "options"):
-        if columns[column] is not None:
-            columns[column] = loads(columns[column])
-    return {column: value for column, value in columns.items() if value is not None}
+    texts = ("args", "headers", "options")
+    return {key: loads(value) if key in texts else value for key, value in columns.items() if value is not None}
 
 
 def _job(job: JobCall) -> dict[str, Any]:
