@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, TypeVar
 
 import psycopg
@@ -85,20 +84,14 @@ class Link:
         self._on_connect = on_connect
         self._on_close = on_close
         self._lock = asyncio.Lock()
+        self._server = dsn_for_people(dsn)
+        # The first retry on a new connection is not logged: a restarted server answers it.
+        self._outage = Outage(f"database {self._server}", quiet=1)
         self._answer = _ANSWER
         self.errors = 0
         """The number of lost connections and failed tries to connect."""
         self.giving_up = asyncio.Event()
         """Set by a stop: a call that cannot reach the server then raises instead of waiting."""
-
-    @cached_property
-    def _server(self) -> str:
-        return dsn_for_people(self.dsn)
-
-    @cached_property
-    def _outage(self) -> Outage:
-        # The first retry on a new connection is not logged: a restarted server answers it.
-        return Outage(f"database {self._server}", quiet=1)
 
     async def connect(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         """Return the connection, a new one if there is none. Tries once; errors are the driver's."""
