@@ -59,7 +59,7 @@ class DeadFilter:
             "args": _args(self.args),
             "since": moment("since", self.since),
             "before": moment("before", self.before),
-            "max_jobs": _limit(max_jobs),
+            "max_jobs": str(whole("max_jobs", max_jobs, 1, 2**31 - 1)),
         }
 
 
@@ -82,7 +82,7 @@ def cancel_many(
         lambda found: record(Cancelled, loads(found)),
         queue=checked("queue", queue), task=checked("task", task), unique_key=checked("unique", unique),
         order_key=checked("order_key", order_key), args=_args(args), states=states, reason=checked("reason", reason),
-        max_jobs=_limit(max_jobs),
+        max_jobs=whole("max_jobs", max_jobs, 1, 2**31 - 1),
     )  # fmt: skip
 
 
@@ -123,7 +123,3 @@ def _args(args: Mapping[str, object] | None) -> str | None:
     if args is not None and not isinstance(args, Mapping):
         raise ConfigError("args", args, "not a mapping", hint="Write args={'user_id': 42}")
     return None if args is None else encode(dict(args), task="the filter")
-
-
-def _limit(max_jobs: int) -> str:
-    return str(whole("max_jobs", max_jobs, 1, 2**31 - 1))

@@ -98,7 +98,7 @@ def retire(dsn: str, name: str) -> Changed:
         _move(node, home, trial=True)
     with psycopg.connect(dsn, **CONNECT) as conn:
         what = sync.run(conn, nodes.retire(node.name))
-    return Changed(what, node, _move(node, _home(dsn)))
+    return Changed(what, node, _move(node, named(nodes.nodes(dsn), "home")))
 
 
 def remove(dsn: str, name: str, *, anyway: bool = False) -> Changed:
@@ -117,7 +117,7 @@ def remove(dsn: str, name: str, *, anyway: bool = False) -> Changed:
             _move(node, home, trial=True)
     with psycopg.connect(dsn, **CONNECT) as conn:
         what = sync.run(conn, nodes.remove(node.name, anyway))
-    return Changed(what, node, 0 if answer.value is None else _move(node, _home(dsn)))
+    return Changed(what, node, 0 if answer.value is None else _move(node, named(nodes.nodes(dsn), "home")))
 
 
 def pin(dsn: str, key: str, node: str) -> str:
@@ -148,10 +148,6 @@ def _in_table(dsn: str) -> list[Node]:
         hint = f"Change it by functions of Citus such as citus_update_node, or list all nodes in {VARIABLE}"
         raise ConfigError("nodes", "pg_dist_node", "Citus has the list, and the table would hide it", hint=hint)
     return listed
-
-
-def _home(dsn: str) -> Node:
-    return next(node for node in nodes.nodes(dsn) if node.home)
 
 
 def _next(among: list[Node], without: Node) -> Node | None:
