@@ -18,6 +18,7 @@ from tallybook._db import calls
 from tallybook._db.declared import Call
 from tallybook._db.verb import AsyncConn, SyncConn, Verb, do, do_sync, on_job, traced
 from tallybook._model.backoff import Backoff, Retry, as_policy
+from tallybook._model.durations import parse_duration
 from tallybook._model.job import Job, JobCall, checked_reason, job_id, with_follow_up
 from tallybook._model.mistakes import OF_APP
 from tallybook._model.options import check_name
@@ -475,7 +476,6 @@ class App(Owner):
             text = await app.result(job, timeout=timedelta(seconds=10))
         """
         from tallybook._app.jobs import wait
-        from tallybook._model.durations import parse_duration
 
         patience = float("inf") if timeout is None else parse_duration(timeout, option="timeout").total_seconds()
         return on_job(self, job_id(job), partial(wait, job_id(job), patience, self._names), "result")

@@ -77,9 +77,8 @@ def upsert(call: SubjectCall) -> Call[SubjectReport]:
 
 
 def append(task: str, args: str, options: Options) -> Call[SubjectReport]:
-    params = _params(SubjectCall(task, "", args, options))
-    for name in ("subject", "run_at", "delay"):
-        del params[name]
+    params = {"task": task, "args": args, "options": options.options_text, **common(options)}
+    del params["run_at"], params["delay"]
     return _APPEND.call(partial(_pushed, ""), **params)
 
 
