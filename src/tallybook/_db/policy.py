@@ -69,9 +69,7 @@ def action_for(error: BaseException, conn: Any = None) -> Action:
     state = error.sqlstate
     if state:
         found = next((TABLE[state[:n]] for n in range(5, 1, -1) if state[:n] in TABLE), Action.CALLER)
-        if found is Action.CALLER and conn is not None and conn.closed:
-            return Action.RECONNECT
-        return found
+        return Action.RECONNECT if found is Action.CALLER and conn is not None and conn.closed else found
     if any(text in str(error) for text in _FULL_TEXTS):
         return Action.WAIT
     if isinstance(error, psycopg.OperationalError) or (conn is not None and conn.closed):

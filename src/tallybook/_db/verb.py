@@ -206,9 +206,8 @@ def traced(tracing: Tracing | None, what: What, verb: Callable[[What], Call[T]],
 
 def _traced(tracing: Tracing, what: What, verb: Callable[[What], Call[T]], keeps: bool) -> Steps[T]:
     with tracing.sending(what, keeps=keeps) as sending:
-        reports = yield verb(sending.what)
-        sending.sent(reports)
-    found: T = reports
+        found: T = yield verb(sending.what)
+        sending.sent(found)
     return found
 
 
