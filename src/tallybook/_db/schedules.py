@@ -107,11 +107,9 @@ drop = Simple("schedule_drop(name text) -> boolean", bool, names=_NAMES)
 pause = Simple("schedule_pause(name text, who text) -> boolean", bool, names=_NAMES, unknown=UnknownSchedule, who=ME)
 resume = Simple("schedule_resume(name text) -> boolean", bool, names=_NAMES, unknown=UnknownSchedule)
 run = Simple(
-    "schedule_run(name text) -> row (what text, reason text, job_id bigint, jobs bigint, tick timestamptz)",
-    lambda found: record(Fired, loads(found)),
-    names=_NAMES,
-    unknown=UnknownSchedule,
-)
+    "schedule_run(name text) -> row (what reason text, job_id jobs bigint, tick timestamptz)",
+    lambda found: record(Fired, loads(found)), names=_NAMES, unknown=UnknownSchedule,
+)  # fmt: skip
 
 # Intervals in microseconds, because their format is a setting of the session.
 _ROW = """\
