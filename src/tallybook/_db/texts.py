@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from tallybook._db.stored import edge, loads
 from tallybook._model.durations import format_duration, parse_duration
@@ -36,11 +36,13 @@ def at(text: str) -> datetime:
 @cache
 def _readers(made: type[Any]) -> dict[str, Callable[[Any], Any]]:
     """Return the columns that a dataclass has, with the conversion by its annotation."""
-    by_type: dict[str, Callable[[Any], Any]] = {
-        "datetime": instant,
-        "timedelta": lambda seconds: None if seconds is None else timedelta(seconds=seconds),
+    by_type: dict[object, Callable[[Any], Any]] = {
+        datetime: instant,
+        timedelta: lambda seconds: None if seconds is None else timedelta(seconds=seconds),
     }
-    return {one.name: by_type.get(one.type.removesuffix(" | None"), lambda value: value) for one in fields(made)}
+    by_type |= {kind | None: read for kind, read in by_type.items()}  # type: ignore[operator]  # a class has it
+    hints = get_type_hints(made)
+    return {one.name: by_type.get(hints[one.name], lambda value: value) for one in fields(made)}
 
 
 def record(made: type[T], row: dict[str, Any], **names: str) -> T:

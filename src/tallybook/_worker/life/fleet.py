@@ -14,8 +14,8 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import TypeAlias
+from dataclasses import replace
+from typing import TypeAlias, get_type_hints
 
 from tallybook._db.aside import aside
 from tallybook._db.link import Link
@@ -326,7 +326,7 @@ def _known(found: Sequence[Node]) -> list[tuple[str, str, bool]]:
     return [(node.name, node.state, node.home) for node in found]
 
 
-_SUMS = [field.name for field in fields(WorkerReport) if field.type == "int"]
+_SUMS = [name for name, kind in get_type_hints(WorkerReport).items() if kind is int]
 
 
 def added(*reports: WorkerReport | None) -> WorkerReport:
