@@ -1,7 +1,5 @@
 """app.counts and app.events: the exact counters, their time series, and custom events."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from tallybook._db import counting

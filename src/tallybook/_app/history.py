@@ -1,7 +1,5 @@
 """app.history, app.services, app.audit and app.doctor: retention, maintenance, the audit log and health checks."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from functools import partial
 

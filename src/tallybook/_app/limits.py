@@ -1,7 +1,5 @@
 """app.rate_limits, app.concurrency_limits and app.breakers: the verbs for limits in code or in the database."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from tallybook._db import rates

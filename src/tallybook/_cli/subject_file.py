@@ -1,7 +1,5 @@
 """Read subjects from a file, CSV with a header line or JSON lines, for `tallybook subject upsert --file`."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -55,7 +53,7 @@ def _csv(path: str, lines: _Counted) -> Iterator[tuple[int, Mapping[str, Any]]]:
         csv.field_size_limit(before)
 
 
-def _csv_rows(path: str, reader: csv.DictReader[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv_rows(path: str, reader: "csv.DictReader[str]") -> Iterator[tuple[int, Mapping[str, Any]]]:
     titles = _at(path, 1, lambda: reader.fieldnames) or ()
     if "subject" not in titles or set(titles) - set(COLUMNS):
         odd = next((title for title in titles if title not in COLUMNS), None)

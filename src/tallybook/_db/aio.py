@@ -1,7 +1,5 @@
 """Run a Call on the caller's own asynchronous connection: see sync.py."""
 
-from __future__ import annotations
-
 from collections.abc import Coroutine
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The audit, and the nonces of signed requests, as pure values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -4,8 +4,6 @@ A function for both is a coroutine that awaits `got(...)`. On an asynchronous co
 returned its result already, so the coroutine never waits, and `done` runs it to its end without an event loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """The verbs over the counters, as pure values."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 from tallybook._db.declared import Call, Declared, Simple

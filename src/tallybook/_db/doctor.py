@@ -5,8 +5,6 @@ lock or lacks a right, that is a finding, and the other groups still run. Settin
 there may be a pooler.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta

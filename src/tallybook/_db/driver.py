@@ -3,8 +3,6 @@
 Other layers import psycopg only for a public signature or a special need; tests/package/test_layers.py lists them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import psycopg

@@ -1,7 +1,5 @@
 """The verbs that end an attempt or an iteration of a subject, for the finisher and for the users' own transactions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta

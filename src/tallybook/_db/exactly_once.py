@@ -7,8 +7,6 @@ can be assigned again, so the job must also not be younger than that transaction
 again; all others raise CommitUnknown.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

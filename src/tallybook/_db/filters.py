@@ -1,7 +1,5 @@
 """The verbs over many jobs, and the wait for one job, as pure values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The verbs over history and services, as pure values."""
 
-from __future__ import annotations
-
 from tallybook._db.declared import Call, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import record, records

@@ -1,7 +1,5 @@
 """Lists of jobs, bulk actions on jobs by id, and the verbs why and trace, as pure values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The kind of a connection object, found by the names of its classes, so that no library has to be imported."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, get_origin
 

@@ -6,8 +6,6 @@ transaction behind one transaction-level advisory lock. So two migrations at the
 failed one leaves nothing behind, and a pooler is no obstacle. Migrations may run under load: see schema_load.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

@@ -1,7 +1,5 @@
 """Changes to the list of nodes that need answers from the nodes, and the schedules that move with the home."""
 
-from __future__ import annotations
-
 import os
 import re
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The check of the nodes: their reports on identity and state, compared with the list and with each other."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The nodes for an app's own verbs: those on schedules use the home, those on a job the node of its id."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Iterable

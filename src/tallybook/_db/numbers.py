@@ -1,7 +1,5 @@
 """The numbers for Prometheus and OpenTelemetry: two functions, called at most once per second and process."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

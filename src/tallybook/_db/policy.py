@@ -4,8 +4,6 @@ The rows are those of the promise in
 https://github.com/tallybook/tallybook/blob/main/docs/reliability.md.
 """
 
-from __future__ import annotations
-
 import enum
 import logging
 import random

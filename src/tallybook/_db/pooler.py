@@ -5,8 +5,6 @@ statements, no session-level advisory locks and no LISTEN. A pooler invents the 
 statements. So the process number that libpq has is not that of the answering backend.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import psycopg

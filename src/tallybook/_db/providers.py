@@ -1,7 +1,5 @@
 """The verbs over providers, their secrets and routes, as Calls on texts and ciphertexts; nothing is decrypted here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The verbs over queues, as pure values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The verbs over rate limits, concurrency limits and circuit breakers, as pure values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta

@@ -5,8 +5,6 @@ PostgreSQL's roles belong to the cluster, rights to the database. The rights are
 creates and names the roles.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ statement, 0.2 ms each, and a claim is two statements. Here libpq's pipeline mod
 long as the connection, and one future waits for the last answer. Only this object uses the connection.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The verbs of schedules as pure values, and their results."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial

@@ -4,8 +4,6 @@ A release expects the version of its own newest migration. `works_from` of a new
 of a library that can use it. An older schema lacks things that this release needs.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -11,8 +11,6 @@ instead: running calls find it by its number and end as usual, and new calls fin
 migration, long after, drops the functions that the previous one has set aside.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

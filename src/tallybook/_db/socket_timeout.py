@@ -5,8 +5,6 @@ data. Cancelling the waiting coroutine would not help either: psycopg then asks 
 cancel the statement, and waits for that. So the socket is shut down, as if the peer had done it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -12,8 +12,6 @@ rights are for `tallybook roles`. A public function or view without grants has `
 line have no grants.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """How far a hot standby is behind its primary, for its readers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 # While a receiver runs and has replayed everything but the newest page, the lag is zero: a record or two are being

@@ -1,7 +1,5 @@
 """The verbs over subjects for producers, as pure values."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache, partial

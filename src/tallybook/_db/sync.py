@@ -4,8 +4,6 @@ Nothing is committed, rolled back or set here. A refusal by the server in Tallyb
 Tallybook. Every other error passes as the driver raised it, because it is about the caller's transaction.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import cache

@@ -8,8 +8,6 @@ atomic tasks, which the worker's slots limit. Otherwise transactions abandoned b
 block.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import suppress

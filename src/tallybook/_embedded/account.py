@@ -4,8 +4,6 @@ PostgreSQL refuses to run as root. For root, the server runs as `postgres` if th
 any other user, it runs as that user, and there is no account (None).
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import stat

@@ -1,7 +1,5 @@
 """Finds the PostgreSQL installations of this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

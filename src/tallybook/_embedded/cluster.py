@@ -5,8 +5,6 @@ and every server process inherit it, so it is free when the last of them is gone
 the process that started the server.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

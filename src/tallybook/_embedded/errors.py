@@ -7,8 +7,6 @@ TallybookError
     └── EmbeddedStartFailed       the server ended or stayed silent while starting
 """
 
-from __future__ import annotations
-
 from tallybook.errors import TallybookError
 
 

@@ -4,8 +4,6 @@ A template is made under a temporary name and then renamed, and so is every copy
 complete, and the temporary name shows what an interrupted process left behind, which is then removed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

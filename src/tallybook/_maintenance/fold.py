@@ -1,7 +1,5 @@
 """Services that keep tables small: fold adds changes to the counters, prune deletes history past its retention."""
 
-from __future__ import annotations
-
 import random
 
 from tallybook._db.declared import Declared

@@ -1,7 +1,5 @@
 """Promote: moves due jobs from scheduled to their lanes."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -4,8 +4,6 @@ A query may take minutes, wait for a lock, or be wrong. So each runs on its own 
 error is stored as the result of that tick, and the clock continues meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

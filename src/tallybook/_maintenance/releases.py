@@ -1,7 +1,5 @@
 """Services that release waiting jobs: after other jobs, for a permit of a concurrency limit, or by fair keys."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

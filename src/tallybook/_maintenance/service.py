@@ -1,7 +1,5 @@
 """The base of all services: a name, the interval of checks, and a run that one worker claims."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

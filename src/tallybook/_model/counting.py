@@ -1,7 +1,5 @@
 """The counters, for programs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

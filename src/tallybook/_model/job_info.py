@@ -4,8 +4,6 @@ the results of bulk verbs.
 No program needs them to enqueue, so they are imported at the first verb that returns one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any

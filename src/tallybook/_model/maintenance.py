@@ -1,7 +1,5 @@
 """The rows of app.history, app.services, app.audit and app.doctor, for programs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta

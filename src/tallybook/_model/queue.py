@@ -1,7 +1,5 @@
 """Queues: their settings, the result of a truncate, the next jobs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """A subject outside its handler: SubjectCall before a push, reports after it, and SubjectInfo from a view."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any

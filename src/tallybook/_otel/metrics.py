@@ -1,7 +1,5 @@
 """The metrics: what this process sends and runs, by the messaging conventions, and the jobs in the database."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

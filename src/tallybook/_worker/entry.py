@@ -1,7 +1,5 @@
 """Entry points of a worker or a drain: `run_worker`, `drain`, and `prepared` for a worker that does not run yet."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Logging of a worker process: every line written while a job runs names the job, whichever code logged it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """All settings of a worker, in one frozen value."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

@@ -5,8 +5,6 @@ job may be cancelled, expired, postponed, being changed by a producer, held by a
 its order key. All of these are rare; for other jobs this costs one check of a null.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence

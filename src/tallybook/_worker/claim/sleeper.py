@@ -5,8 +5,6 @@ the lock taken sends a notification. Under load the worker stops listening, so t
 Polling is the fallback: without a session (a pooler in transaction mode, no server) a job waits one poll at most.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -4,8 +4,6 @@ While one flush runs, the next ends gather. Under load a flush carries hundreds 
 starts at once, so batching adds no latency.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The background tasks of a worker: its finisher, its listener, its maintenance."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """The endpoint of a worker of several nodes: one port, and each node's metrics with its name as the label `node`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import TypeAlias

@@ -3,8 +3,6 @@
 Its session also holds the advisory lock that shows the others at once when this process is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import logging

@@ -1,7 +1,5 @@
 """The services of one worker: how they notify each other, and what wakes them."""
 
-from __future__ import annotations
-
 from tallybook._db.link import Link
 from tallybook._maintenance.clock import Clock, ClockWatch
 from tallybook._maintenance.fold import Folder, Pruner

@@ -3,8 +3,6 @@
 One of them is whether the worker can hold its own session.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

@@ -1,7 +1,5 @@
 """A worker's place among those of one process: what it shares with them, and its part of what they divide."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

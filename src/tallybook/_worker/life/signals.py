@@ -1,7 +1,5 @@
 """The signals that stop a worker: a program's own handlers stay unless it asks for ours."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

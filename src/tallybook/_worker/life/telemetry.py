@@ -7,8 +7,6 @@ It supports only the HTTP that a scraper and a probe need: one GET or HEAD per c
 on size, time and connections.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -4,8 +4,6 @@ The heartbeat has its own thread, so a blocked loop loses no lease; but nothing 
 signal twice a second. If the loop does not answer within a second, the thread logs the loop's stack, once per blocking.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

@@ -1,7 +1,5 @@
 """The life of a worker: start, run, stop on the first signal, abort on the second."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -7,8 +7,6 @@ It ends with its worker, however the worker dies. Linux sends it SIGKILL, and on
 which closes with the worker. It ignores SIGTERM and Ctrl-C: the worker handles them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import ctypes

@@ -9,8 +9,6 @@ its attempt ends as crashed at once; the other jobs do not notice.
     child -> worker   ready | unusable, then for each job: started | broken, ask, and ended | failed
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What the handlers of one process share, whichever nodes their jobs are from."""
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 

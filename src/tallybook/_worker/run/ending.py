@@ -1,7 +1,5 @@
 """The end of an attempt: maps a handler's result or exception to one of the finisher's verbs."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import dataclass

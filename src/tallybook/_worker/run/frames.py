@@ -3,8 +3,6 @@
 An outcome is sent as the name of its class and its values.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

@@ -1,7 +1,5 @@
 """`ctx.lock`: one holder of a name among all processes, while the lock's own session lives."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """What follows a failure: another attempt and its time, or none."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -4,8 +4,6 @@ An App imports the worker's entry points, so no module of the worker imports App
 they read. Only `context.py` here imports App, because `ctx.app` is public and has the type App.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol

@@ -3,8 +3,6 @@
 An App imports the worker's entry points, so no module of the worker imports Task; this protocol names what they read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

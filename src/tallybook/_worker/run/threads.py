@@ -5,8 +5,6 @@ deadline and the grace it is abandoned: it keeps its thread for as long as it ru
 its own thread ends with it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future

@@ -1,7 +1,5 @@
 """A turn at a provider: its limits set when the call may start, and a 429 pushes them back."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any

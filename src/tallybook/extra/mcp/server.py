@@ -5,8 +5,6 @@ outcome. The confirmation makes the change again, compares the outcomes, and com
 token is valid once, for a limited time, for the same call.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Lists of jobs, traces and the doctor are readings that the operator API does not have.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Collection
