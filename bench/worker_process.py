@@ -40,7 +40,7 @@ async def _drain(dsn: str, slots: int, nodes: int = 0) -> dict[str, object]:
     cpu = time.process_time()
     go.set()
     before, still = -1, 0
-    while still < 15 and not running.done():  # nothing new for 0.3 s
+    while still < 50 and not running.done():  # nothing new for 1 s: one fsync of a disk can take 0.3 s
         await asyncio.sleep(0.02)
         done = bench_app.seen["done"]
         still = still + 1 if done == before and (done or still < 10) else 0
