@@ -3,6 +3,8 @@
 Cancel, retry and unique keys are in test_review_cancel.py.
 """
 
+import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Any, LiteralString, NamedTuple
@@ -19,7 +21,7 @@ from support.sessions import LANE_LOCK, behind, buffers, claimed_jobs, enqueue, 
 from support.subjects import clock
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
-from tallybook.embedded import temporary_server
+from tallybook.embedded import Server, temporary_server
 
 
 class Claimed(NamedTuple):
@@ -355,42 +357,43 @@ def test_promote_keeps_the_order(db: Connection, analyzed: bool) -> None:
     assert one(db, query) == 0
 
 
+@pytest.fixture(scope="module")
+def quiet() -> Iterator[Server]:
+    """A server without other tests: a claim looks once more for each transaction that runs anywhere on the server."""
+    with temporary_server(int(os.environ.get("TALLYBOOK_TEST_PG") or 18)) as server:
+        yield server
+
+
 @pytest.mark.slow
 @pytest.mark.direct("compares what one session reads with what it has read before")
 @pytest.mark.parametrize("newest", [True, False])
 @pytest.mark.parametrize("holes", ["no holes", "a hole that was drained", "a hole that has ended", "a hole"])
-def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(
-    db: Connection, connect: Any, holes: str, newest: bool
-) -> None:
+def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(quiet: Server, holes: str, newest: bool) -> None:
     """Review 14: 20,000 jobs that are not committed yet do not make the claims of their lane more expensive."""
-    other = connect(autocommit=False)
-    if holes != "no holes":
-        other.execute("select pg_current_xact_id()")
-    enqueue(db, n=3)
-    drain(db)
-    if holes == "a hole that was drained":
-        enqueue(other)
-        other.commit()
-        assert len(drain(db)) == 1
-    elif holes == "a hole that has ended":
-        other.commit()
-    worker, business = start_worker(db), connect(autocommit=False)
-    idle = "select * from tallybook.claim(%s, '{q}', '{100}', gen_random_uuid())"
-
-    def pages() -> int:
-        """What an idle claim reads; without the two pages for each transaction that runs, those of other tests too."""
-        return buffers(db, idle, worker) - 2 * one(db, "select count(*) from pg_snapshot_xip(pg_current_snapshot())")
-
-    without = pages()
-    business.execute("""
-    select tallybook.enqueue_many(array_fill('q'::text, array[20000]), array_fill('work'::text, array[20000]),
-                                  array_fill('{}'::text, array[20000]))""")
-    if not newest:  # a snapshot does not list transactions newer than the newest one that has ended
-        db.execute("select pg_current_xact_id()")
-    # The fewest of many runs: a server that is busy creating databases drops its sessions' caches in between.
-    assert min(pages() for _ in range(30)) <= 2 * without
-    business.rollback()
-    other.rollback()
+    dsn = quiet.create_database(f"idle_{uuid4().hex}")
+    with psycopg.connect(dsn, autocommit=True) as db, psycopg.connect(dsn) as other, psycopg.connect(dsn) as business:
+        migrate(db)
+        if holes != "no holes":
+            other.execute("select pg_current_xact_id()")
+        enqueue(db, n=3)
+        drain(db)
+        if holes == "a hole that was drained":
+            enqueue(other)
+            other.commit()
+            assert len(drain(db)) == 1
+        elif holes == "a hole that has ended":
+            other.commit()
+        worker = start_worker(db)
+        idle = "select * from tallybook.claim(%s, '{q}', '{100}', gen_random_uuid())"
+        without = buffers(db, idle, worker)
+        business.execute("""
+        select tallybook.enqueue_many(array_fill('q'::text, array[20000]), array_fill('work'::text, array[20000]),
+                                      array_fill('{}'::text, array[20000]))""")
+        if not newest:  # a snapshot does not list transactions newer than the newest one that has ended
+            db.execute("select pg_current_xact_id()")
+        assert buffers(db, idle, worker) <= 2 * without
+        business.rollback()
+        other.rollback()
 
 
 def test_a_claim_that_meets_only_cancelled_jobs_says_so(db: Connection) -> None:
