@@ -249,7 +249,7 @@ class Children:
             self._room.release()
 
     async def run(self, job: Running, task: ServedTask, verbs: Verbs, carried: dict[str, str] | None = None) -> Any:
-        """Run one job in a child; return its handler's result. Raises FailedInChild, ProcessDied, TimeoutError.
+        """Run one job in a child; return its result. Raises FailedInChild, ProcessDied, TimeoutError, an Outcome.
 
         `verbs` are those of the job's node; `carried` is the context of the job's trace.
         """

@@ -105,7 +105,7 @@ class Server:
         return f"{answer.code} {said[:300]}"
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=32)  # it reads more than a hundred certificates
 def _context(ca: str | None) -> ssl.SSLContext:
-    """Return a context with the system's certificate authorities, more than a hundred, or only with these (PEM)."""
+    """Return a context with the system's certificate authorities, or only with these (PEM)."""
     return ssl.create_default_context(cadata=ca)

@@ -65,7 +65,7 @@ def pool(allowed: Allowed, ca: str | None) -> httpcore2.AsyncConnectionPool:
     return httpcore2.AsyncConnectionPool(ssl_context=tls(ca), max_connections=1, network_backend=backend)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=32)  # it reads more than a hundred certificates
 def tls(ca: str | None) -> ssl.SSLContext:
-    """Return a context with the system's certificate authorities, more than a hundred, or only with these (PEM)."""
+    """Return a context with the system's certificate authorities, or only with these (PEM)."""
     return httpcore2.default_ssl_context() if ca is None else ssl.create_default_context(cadata=ca)
