@@ -16,7 +16,7 @@ from support.broken import without
 from support.database import Connect
 from support.database import Connection as Db
 from support.hands import Hands
-from support.interleave import Connection, Step, claimed, rows
+from support.interleave import Connection, Step, claimed, is_idle, rows, step
 from support.sessions import behind, crossed, is_blocked
 from support.subjects import call, clock, end, forget, many, push, seen, start_one, state, upsert
 from support.waiting import wait_until
@@ -42,123 +42,97 @@ class Scene:
     freed: int = 0
 
 
-def claim(name: str) -> Step:
-    async def step(conn: Connection, scene: Scene) -> None:
-        await conn.execute("select tallybook.promote()")
-        for job, lease, attempt in await claimed(conn, scene.workers[name], scene.queue):
-            scene.claimed.setdefault(name, {})[job] = (lease, attempt)
-
-    return step
+@step
+async def claim(conn: Connection, scene: Scene, name: str) -> None:
+    await conn.execute("select tallybook.promote()")
+    for job, lease, attempt in await claimed(conn, scene.workers[name], scene.queue):
+        scene.claimed.setdefault(name, {})[job] = (lease, attempt)
 
 
-def start(name: str) -> Step:
-    async def step(conn: Connection, scene: Scene) -> None:
-        mine = scene.claimed.setdefault(name, {})
-        for job, (lease, attempt) in list(mine.items()):
-            if scene.running.get(name) == job:
-                continue
-            query = (
-                "select coalesce(blocked_by = 'cancelled', false), coalesce(blocked_by = 'changing', false),"
-                " coalesce(blocked_by = 'postponed', false), (args ->> 'n')::int"
-                " from tallybook.claimed_jobs(%s, %s)"
-            )
-            ((cancelled, wait, put_off, n),) = await rows(conn, query, lease, job)
-            if cancelled or put_off:
-                verb = "cancel_running" if cancelled else "postpone"
-                await rows(conn, f"select tallybook.{verb}(%s, %s, %s)", lease, job, attempt)
-                del mine[job]
-            elif not wait:
-                if others := [other for other in scene.running.values() if other != job]:
-                    scene.wrong.append(f"job {job} started while {others} ran")
-                changing = [
-                    n for told in scene.open.values() for j, n, report in told if j == job and report == "updated"
-                ]
-                if changing:
-                    scene.wrong.append(f"job {job} started while {changing} were being promised of it")
-                scene.running[name] = job
-                scene.did[job] = n
-                scene.starts.append(job)
-
-    return step
+@step
+async def start(conn: Connection, scene: Scene, name: str) -> None:
+    mine = scene.claimed.setdefault(name, {})
+    for job, (lease, attempt) in list(mine.items()):
+        if scene.running.get(name) == job:
+            continue
+        query = (
+            "select coalesce(blocked_by = 'cancelled', false), coalesce(blocked_by = 'changing', false),"
+            " coalesce(blocked_by = 'postponed', false), (args ->> 'n')::int from tallybook.claimed_jobs(%s, %s)"
+        )
+        ((cancelled, wait, put_off, n),) = await rows(conn, query, lease, job)
+        if cancelled or put_off:
+            verb = "cancel_running" if cancelled else "postpone"
+            await rows(conn, f"select tallybook.{verb}(%s, %s, %s)", lease, job, attempt)
+            del mine[job]
+        elif not wait:
+            if others := [other for other in scene.running.values() if other != job]:
+                scene.wrong.append(f"job {job} started while {others} ran")
+            changing = [n for told in scene.open.values() for j, n, report in told if (j, report) == (job, "updated")]
+            if changing:
+                scene.wrong.append(f"job {job} started while {changing} were being promised of it")
+            scene.running[name] = job
+            scene.did[job] = n
+            scene.starts.append(job)
 
 
-def finish(name: str, verb: str = "subject_complete", more: str = "", *, begin: bool = False) -> Step:
-    async def step(conn: Connection, scene: Scene) -> None:
-        if (job := scene.running.get(name)) is None:
-            return
-        lease, attempt = scene.claimed[name][job]
-        if begin:
-            await conn.execute("begin")
-        else:
-            del scene.running[name]
-        await rows(conn, f"select tallybook.{verb}(%s, %s, %s{more})", lease, job, attempt)
-        if not begin:
-            del scene.claimed[name][job]
-
-    return step
+@step
+async def finish(conn: Connection, scene: Scene, name: str, verb: str = "subject_complete", more: str = "") -> None:
+    if (job := scene.running.get(name)) is None:
+        return
+    lease, attempt = scene.claimed[name][job]
+    if at_once := is_idle(conn):
+        del scene.running[name]
+    await rows(conn, f"select tallybook.{verb}(%s, %s, %s{more})", lease, job, attempt)
+    if at_once:
+        del scene.claimed[name][job]
 
 
-def commit(name: str = "-") -> Step:
-    async def step(conn: Connection, scene: Scene) -> None:
-        if job := scene.running.pop(name, None):
-            del scene.claimed[name][job]
-        await conn.execute("commit")
-        scene.told += scene.open.pop(conn, [])
-
-    return step
+@step
+async def commit(conn: Connection, scene: Scene, name: str = "-") -> None:
+    if job := scene.running.pop(name, None):
+        del scene.claimed[name][job]
+    await conn.execute("commit")
+    scene.told += scene.open.pop(conn, [])
 
 
-def produce(n: int, *, verb: str = "upsert", begin: bool = False) -> Step:
+@step
+async def produce(conn: Connection, scene: Scene, n: int, *, verb: str = "upsert") -> None:
     """Ask for the subject to work on number n."""
-
-    async def step(conn: Connection, scene: Scene) -> None:
-        if begin:
-            await conn.execute("begin")
-        ran = set(scene.running.values())
-        said = "report" if verb == "upsert" else "case when created then 'created' else 'kept' end"
-        args = "%s, 't', %s, jsonb_build_object('n', %s::int)"
-        query = f"select job_id, {said} from tallybook.subject_{verb}({args})"  # noqa: S608
-        try:
-            ((job, report),) = await rows(conn, query, scene.queue, scene.queue, n)
-        except psycopg.Error as error:
-            if error.sqlstate != "TB005":
-                raise
-            await conn.execute("rollback")
-            return
-        if report == "updated" and job in ran:
-            scene.wrong.append(f"job {job} was changed while it ran")
-        idle = conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        (scene.told if idle else scene.open.setdefault(conn, [])).append((job, n, report))
-
-    return step
+    ran = set(scene.running.values())
+    said = "report" if verb == "upsert" else "case when created then 'created' else 'kept' end"
+    query = f"select job_id, {said} from tallybook.subject_{verb}(%s, 't', %s, jsonb_build_object('n', %s::int))"  # noqa: S608
+    try:
+        ((job, report),) = await rows(conn, query, scene.queue, scene.queue, n)
+    except psycopg.Error as error:
+        if error.sqlstate != "TB005":
+            raise
+        await conn.execute("rollback")
+        return
+    if report == "updated" and job in ran:
+        scene.wrong.append(f"job {job} was changed while it ran")
+    (scene.told if is_idle(conn) else scene.open.setdefault(conn, [])).append((job, n, report))
 
 
-def free(*, begin: bool = False) -> Step:
-    async def step(conn: Connection, scene: Scene) -> None:
-        if begin:
-            await conn.execute("begin")
-        ((said,),) = await rows(conn, "select tallybook.subject_forget('t', %s)", scene.queue)
-        scene.freed += said == "forgotten"
-
-    return step
+@step
+async def free(conn: Connection, scene: Scene) -> None:
+    ((said,),) = await rows(conn, "select tallybook.subject_forget('t', %s)", scene.queue)
+    scene.freed += said == "forgotten"
 
 
-def cancel_and_retry() -> Sequence[Step]:
-    async def cancel(conn: Connection, scene: Scene) -> None:
-        await rows(conn, "select tallybook.cancel(job_id) from tallybook.subject_job where subject = %s", scene.queue)
-        scene.freed += 1
+async def cancel(conn: Connection, scene: Scene) -> None:
+    await rows(conn, "select tallybook.cancel(job_id) from tallybook.subject_job where subject = %s", scene.queue)
+    scene.freed += 1
 
-    async def retry(conn: Connection, scene: Scene) -> None:
-        await conn.execute("begin")
-        try:
-            await rows(conn, "select tallybook.retry(%s)", scene.told[0][0])
-            scene.freed -= 1
-        except psycopg.Error as error:
-            if error.sqlstate not in ("TB005", "TB002"):
-                raise
-            await conn.execute("rollback")
 
-    return [cancel, retry, commit()]
+@step
+async def retry(conn: Connection, scene: Scene) -> None:
+    try:
+        await rows(conn, "select tallybook.retry(%s)", scene.told[0][0])
+        scene.freed -= 1
+    except psycopg.Error as error:
+        if error.sqlstate not in ("TB005", "TB002"):
+            raise
+        await conn.execute("rollback")
 
 
 @dataclass(frozen=True)
@@ -189,21 +163,21 @@ SCENARIOS: dict[str, Scenario] = {
         "pending",
     ),
     "retried and made anew": Scenario(
-        [cancel_and_retry(), [produce(2, verb="push", begin=True), commit()], WORK], "planned",
+        [[cancel, retry(begin=True), commit()], [produce(2, verb="push", begin=True), commit()], WORK], "planned",
     ),
 }  # fmt: skip
 
 
 async def _work(conn: Connection, scene: Scene, name: str) -> None:
     """Claim, start and complete what there is."""
-    for step in (claim(name), start(name), finish(name)):
-        await step(conn, scene)  # type: ignore[operator, misc]
+    for play_step in (claim(name), start(name), finish(name)):
+        await play_step(conn, scene)
 
 
 async def _begin(conn: Connection, scene: Scene, first: str) -> None:
     if not first:
         return
-    await produce(1)(conn, scene)  # type: ignore[operator, misc]
+    await produce(1)(conn, scene)
     if first == "planned":  # due, but still in scheduled
         await conn.execute("select tallybook.subject_forget('t', %s)", [scene.queue])
         scene.told.clear()
