@@ -22,16 +22,12 @@ def rule(db: Connection, name: str = "provider", failures: int = 3, per: str = "
 
 def end(asker: Asker, job: int, at: datetime, how: str = "completed") -> None:
     """End an attempt in this way; a failure is tried again a minute later."""
-    lease, attempt = asker.held.pop(job)
-    verb = {
-        "completed": "complete(%s, %s, %s, at => %s)",
-        "failed": "fail(%s, %s, %s, '{}', '1 min', at => %s)",
-        "dead": "fail(%s, %s, %s, '{}', final => true, at => %s)",
-        "snoozed": "snooze(%s, %s, %s, '1 min', at => %s)",
-        "cancelled": "cancel_running(%s, %s, %s, at => %s)",
-        "expired": "expire(%s, %s, %s, at => %s)",
-    }[how]
-    asker.db.execute(cast("Any", f"select tallybook.{verb}"), (lease, job, attempt, at))
+    verb, more = {
+        "completed": ("complete", {}), "failed": ("fail", {"error": {}, "retry_in": MIN}),
+        "dead": ("fail", {"error": {}, "final": True}), "snoozed": ("snooze", {"delay": MIN}),
+        "cancelled": ("cancel_running", {}), "expired": ("expire", {}),
+    }[how]  # fmt: skip
+    asker.end(verb, job, at=at, **more)
 
 
 def state(db: Connection, name: str = KEY) -> tuple[Any, ...]:
@@ -254,26 +250,18 @@ def test_with_a_concurrency_limit_of_the_same_name(db: Connection) -> None:
     assert (permits(db, KEY, at=T + 31 * S), asker.look(T + 31 * S)) == (1, jobs[5:])
 
 
-def _probes(db: Connection, connect: Any) -> int:
-    """Let two sessions ask for one job each when a probe is due; return how many start."""
+@pytest.mark.parametrize("probes", [1, 2], ids=["guard", "control"])
+def test_two_workers_get_one_probe(db: Connection, connect: Any, probes: int) -> None:
+    """The second session finds the probe of the first."""
+    if probes == 2:  # both start if probes are not counted
+        without(db, "_permits_free", "1 - v_probes", "1")
     rule(db)
     asker = Asker(db)
     at = broken(db, asker) + 30 * S
     put(db, KEY, n=2, at=at)
     askers = [Asker(connect()) for _ in range(2)]
     claims = [other.claim(at, 1) for other in askers]
-    return sum(len(other.ask(claim, at)) for other, claim in zip(askers, claims, strict=True))
-
-
-def test_two_workers_get_one_probe(db: Connection, connect: Any) -> None:
-    """The second session finds the probe of the first."""
-    assert _probes(db, connect) == 1
-
-
-def test_control_two_probes_if_they_are_not_counted(db: Connection, connect: Any) -> None:
-    """Control: if probes are not counted, both start."""
-    without(db, "_permits_free", "1 - v_probes", "1")
-    assert _probes(db, connect) == 2
+    assert sum(len(other.ask(claim, at)) for other, claim in zip(askers, claims, strict=True)) == probes
 
 
 @pytest.mark.parametrize("seed", seeds(4, quick=1))

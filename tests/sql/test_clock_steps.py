@@ -31,8 +31,8 @@ def end(db: Connection, verb: str, at: datetime, **more: Any) -> int:
     """Make one job whose first attempt has ended in this way."""
     (job,) = put(db, at=at)
     asker = Asker(db)
-    ((lease, *_),) = asker.claim(at)
-    call(db, verb, lease=lease, job_id=job, attempt=1, at=at, **more)
+    asker.take(at=at)
+    asker.end(verb, job, at=at, **more)
     return job
 
 
@@ -116,7 +116,7 @@ def test_what_an_attempt_has_put_off_comes_after_its_delay(db: Connection) -> No
     """A backoff and a snooze are delays and move back by the step; the run_at of a producer is a time and stays."""
     run(db, "promote", at=T)
     (asked,) = put(db, at=T, run_at=T + MIN)
-    failed = end(db, "fail", T, error='{"message": "no"}', retry_in=MIN)
+    failed = end(db, "fail", T, error={"message": "no"}, retry_in=MIN)
     snoozed = end(db, "snooze", T, delay=MIN)
     run(db, "promote", at=T - HOUR)
     assert [run_at(db, job) for job in (failed, snoozed, asked)] == [T - HOUR + MIN, T - HOUR + MIN, T + MIN]

@@ -19,12 +19,6 @@ def limit(db: Connection, name: str = "customer", most: int = 2) -> str:
     return one(db, "select tallybook.concurrency_limit_set(%s, %s)", name, most)
 
 
-def complete(asker: Asker, *jobs: int) -> None:
-    for job in jobs:
-        lease, attempt = asker.held.pop(job)
-        assert one(asker.db, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
-
-
 def test_only_so_many_run_and_the_others_wait(db: Connection) -> None:
     """S1-18: two of five jobs run; three wait, hold no worker and no lane, and show why; another key is not delayed."""
     limit(db)
@@ -64,7 +58,7 @@ def test_an_end_lets_the_next_go_on(db: Connection) -> None:
     assert asker.look(T) == [urgent, jobs[0]]
     order = []
     while asker.held:
-        complete(asker, min(asker.held))
+        asker.complete(min(asker.held))
         permits(db, "customer:1")
         order += asker.look(T)
     assert order == jobs[1:]
@@ -80,7 +74,7 @@ def test_nobody_is_woken_for_a_queue_that_the_caller_looks_at(db: Connection, co
     (first, _) = put(db, "customer:1", n=2)
     asker = Asker(db)
     asker.look(T)
-    complete(asker, first)
+    asker.complete(first)
     ear = connect()
     ear.execute("listen tallybook")
     assert one(ear, "select clear from tallybook.listen_begin('{q}')")
@@ -101,7 +95,7 @@ def test_a_key_that_somebody_has_is_not_waited_for(db: Connection, connect: Any)
     (first, _) = put(db, "customer:1", n=2)
     asker = Asker(db)
     asker.look(T)
-    complete(asker, first)
+    asker.complete(first)
     person = connect(autocommit=False)
     person.execute("select name from tallybook.rate_state for update")
     assert one(db, "select released from tallybook.concurrency_release('{customer:1}', at => %s)", T) is None
@@ -126,7 +120,7 @@ def test_who_waited_for_a_permit_asks_no_second_time(db: Connection, more: Liter
     first, second = put(db, "customer:1", n=2)
     asker = Asker(db)
     asker.look(T)
-    complete(asker, first)
+    asker.complete(first)
     permits(db, "customer:1")
     db.execute(more)
     assert [(job, limited) for _, job, _, limited in asker.claim(T)] == [(second, asks)]
@@ -153,36 +147,36 @@ def test_a_newcomer_goes_behind_those_who_wait(db: Connection) -> None:
     first, second = put(db, "customer:1", n=2)
     asker = Asker(db)
     asker.look(T)
-    complete(asker, first)
+    asker.complete(first)
     (new,) = put(db, "customer:1")
     assert asker.look(T) == [second], "let go on by who asks"
     assert states(db, new) == ["waiting"]
 
 
-@pytest.mark.parametrize("end", ["fail", "bury", "snooze", "cancelled", "rescue"])
-def test_whatever_ends_an_attempt_frees_its_place(db: Connection, end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "more"),
+    [
+        ("fail", {"error": {}, "retry_in": S}), ("fail", {"error": {}, "final": True}), ("snooze", {"delay": S}),
+        ("cancel_running", {}), ("rescue", {}),
+    ],
+    ids=["fail", "bury", "snooze", "cancelled", "rescue"],
+)  # fmt: skip
+def test_whatever_ends_an_attempt_frees_its_place(db: Connection, end: str, more: dict[str, Any]) -> None:
     """S1-18: a failure, a snooze, a cancel and a rescue free the permit; the job asks again at its next attempt."""
     limit(db, most=1)
     first, second = put(db, "customer:1", n=2)
     asker = Asker(db)
     asker.look(T)
-    lease, attempt = asker.held.pop(first)
-    verbs = {
-        "fail": "tallybook.fail(%s, %s, %s, '{}', '1 s', at => %s)",
-        "bury": "tallybook.fail(%s, %s, %s, '{}', final => true, at => %s)",
-        "snooze": "tallybook.snooze(%s, %s, %s, '1 s', at => %s)",
-        "cancelled": "tallybook.cancel_running(%s, %s, %s, at => %s)",
-    }
     if end == "rescue":
         db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (asker.worker,))
         db.execute("select tallybook.rescue(only_worker => %s, at => %s)", (asker.worker, T))
         asker = Asker(db)
     else:
-        db.execute(cast("Any", f"select {verbs[end]}"), (lease, first, attempt, T))
+        asker.end(end, first, at=T, **more)
     assert permits(db) == 1, "found by the service"
     assert second in asker.look(T)
-    if end in ("fail", "snooze", "rescue"):
-        complete(asker, second)
+    if end in ("snooze", "rescue") or "retry_in" in more:
+        asker.complete(second)
         permits(db, at=T + MIN)
         assert asker.look(T + MIN) == [first]
 
@@ -196,12 +190,12 @@ def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -
     assert asker.look(T) == [of_a, of_b]
     (both,) = put(db, "a", "b")
     assert asker.look(T) == []
-    complete(asker, of_a)
+    asker.complete(of_a)
     assert permits(db, "a") == 0
     (other,) = put(db, "a")
     assert asker.look(T) == [other], "the permit of a was not kept"
-    complete(asker, other)
-    complete(asker, of_b)
+    asker.complete(other)
+    asker.complete(of_b)
     assert permits(db, "b") == 1
     (late,) = put(db, "a")
     assert asker.look(T) == [both], "with both permits, before a newcomer"
@@ -210,15 +204,15 @@ def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -
 
 
 @pytest.mark.parametrize(
-    "ended",
+    ("end", "more"),
     [
-        "fail({}, '{{}}', retry_in => '0', at => %s)",
-        "snooze({}, '0', at => %s)",
-        "crash({}, '{{}}', at => %s)",
-        "fail({}, '{{}}', final => true, at => %s)",
+        ("fail", {"error": {}, "retry_in": "0"}),
+        ("snooze", {"delay": "0"}),
+        ("crash", {"error": {}}),
+        ("fail", {"error": {}, "final": True}),
     ],
 )
-def test_the_next_attempt_waits_only_for_what_it_asks_for(db: Connection, ended: str) -> None:
+def test_the_next_attempt_waits_only_for_what_it_asks_for(db: Connection, end: str, more: dict[str, Any]) -> None:
     """A key that a handler asked for in an attempt that has run keeps no permit of it for the next attempt."""
     limit(db, "a", 1)
     limit(db, "b", 1)
@@ -231,17 +225,16 @@ def test_the_next_attempt_waits_only_for_what_it_asks_for(db: Connection, ended:
     (of_a,), (job,) = put(db, "a"), put(db)
     assert sorted(asker.look(T)) == [of_a, job]
     assert asks(job, "a") == []
-    complete(asker, of_a)
+    asker.complete(of_a)
     assert permits(db, "a") == 1
     assert asker.look(T) == [job] and asks(job, "a") == [job]
-    lease, attempt = asker.held[job]
-    db.execute(cast("Any", f"select tallybook.{ended.format('%s, %s, %s')}"), (lease, job, attempt, T))
-    if "final" in ended:
+    asker.end(end, job, at=T, **more)
+    if "final" in more:
         db.execute("select tallybook.retry(%s, %s)", (job, T))
     of_b, other = *put(db, "b"), *put(db, "a")
     assert sorted(asker.look(T + MIN)) == sorted([of_b, other, job])
     assert asks(job, "b", T + MIN) == []
-    complete(asker, of_b)
+    asker.complete(of_b)
     assert permits(db, "b", at=T + MIN) == 1, "it does not wait for a"
 
 
@@ -255,7 +248,7 @@ def test_a_job_that_waits_for_a_permit_and_is_pushed_delays_no_other(db: Connect
     db.execute("select tallybook.promote(at => %s)", (T + 10 * S,))
     assert asker.look(T + 10 * S) == [] and states(db, job) == ["waiting"]
     assert put(db, "api", unique_key="k", on_conflict="push_run_at", run_at=until, at=T + 11 * S) == [job]
-    complete(asker, first)
+    asker.complete(first)
     assert permits(db, "api", at=T + 12 * S) == 0 and states(db, job) == ["scheduled"]
     (new,) = put(db, "api", at=T + 20 * S)
     assert asker.look(T + 20 * S) == [new]
@@ -269,7 +262,7 @@ def test_a_raised_priority_counts_for_a_job_that_waits_for_a_permit(db: Connecti
     asker = Asker(db)
     assert asker.look(T) == [first]
     assert put(db, "customer:1", unique_key="k", on_conflict="raise_priority", priority=0) == [urgent]
-    complete(asker, first)
+    asker.complete(first)
     assert permits(db, "customer:1") == 1
     assert asker.look(T) == [urgent]
 
@@ -310,7 +303,7 @@ def test_who_waits_can_be_cancelled(db: Connection) -> None:
     asker = Asker(db)
     asker.look(T)
     db.execute("select tallybook.cancel(%s)", (jobs[1],))
-    complete(asker, jobs[0])
+    asker.complete(jobs[0])
     assert permits(db, "customer:1") == 1
     assert asker.look(T) == [jobs[2]]
     assert states(db, *jobs) == ["completed", "cancelled", "running"]
@@ -325,7 +318,7 @@ def test_a_rule_that_changes_or_goes_lets_them_go_on(db: Connection) -> None:
     assert (limit(db, most=3), limit(db, most=3)) == ("changed", "unchanged")
     assert (permits(db), asker.look(T)) == (2, jobs[1:3])
     limit(db, most=1)
-    complete(asker, jobs[0])
+    asker.complete(jobs[0])
     assert (permits(db), asker.look(T)) == (0, [])
     limit(db, "all", 1)  # a name that still has a rule of any kind is not unknown
     assert one(db, "select tallybook.concurrency_limit_drop('customer')") is True
@@ -362,7 +355,7 @@ def test_a_rate_and_a_place_are_taken_together(db: Connection) -> None:
         at += 200 * MS
         for job in list(asker.held):
             if job in started:
-                complete(asker, job)
+                asker.complete(job)
         permits(db, at=at)
         started += asker.look(at)
         assert at < T + MIN
@@ -438,12 +431,9 @@ def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -
                 keys_of[job] = keys
         elif what < 0.6 and running:
             job = chance.choice(list(running))
-            owner = running.pop(job)
-            lease, attempt = owner.held.pop(job)
-            how = chance.choice(
-                [*["complete(%s, %s, %s)"] * 2, "fail(%s, %s, %s, '{}', '1 s')", "snooze(%s, %s, %s, '0')"]
-            )
-            db.execute(cast("Any", f"select tallybook.{how}"), (lease, job, attempt))
+            fail, snooze = ("fail", {"error": {}, "retry_in": S}), ("snooze", {"delay": "0"})
+            verb, more = chance.choice([("complete", {}), ("complete", {}), fail, snooze])
+            running.pop(job).end(verb, job, **more)
             if chance.random() < 0.7:
                 permits(db, *keys_of[job], at=at)
         elif what < 0.65 and jobs:
@@ -461,8 +451,7 @@ def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -
     for _ in range(400):
         at += S
         for job, owner in list(running.items()):
-            lease, attempt = owner.held.pop(job)
-            db.execute("select tallybook.complete(%s, %s, %s)", (lease, job, attempt))
+            owner.end("complete", job)
         running.clear()
         db.execute("select tallybook.promote(at => %s)", (at + HOUR,))
         permits(db, at=at)
@@ -474,29 +463,26 @@ def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -
     assert one(db, left) == 0, "nobody waits for ever"
 
 
-def _two_at_once(db: Connection, connect: Any, *, known: bool = True) -> int:
-    """Let two sessions ask for one job each at the same moment, with one permit; return how many jobs start."""
-    limit(db, "one", 1)
-    return sum(len(asker.started) for asker in two_at_once(db, connect, "one", known=known))
-
-
 @pytest.mark.direct("watches which session waits for which")
 def test_two_that_ask_at_once_get_one_place(db: Connection, connect: Any) -> None:
     """S1-18: the second session waits for the first one's commit, then sees its permit."""
-    assert _two_at_once(db, connect) == 1
+    limit(db, "one", 1)
+    assert len(two_at_once(db, connect, "one")) == 1
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_two_that_are_the_first_of_their_key_get_one_place(db: Connection, connect: Any) -> None:
     """S1-18: both insert the row of an unused key; the second reads the first one's row once that has committed."""
-    assert _two_at_once(db, connect, known=False) == 1
+    limit(db, "one", 1)
+    assert len(two_at_once(db, connect, "one", known=False)) == 1
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_control_without_the_lock_two_get_one_place(db: Connection, connect: Any) -> None:
     """Control: without the lock on the key's row, both jobs start."""
     without(db, "_limit_keys", "order by s.name for update) s", "order by s.name) s")
-    assert _two_at_once(db, connect) == 2
+    limit(db, "one", 1)
+    assert len(two_at_once(db, connect, "one")) == 2
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import random
 from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from support.askers import HOUR, S, T
+from support import askers
+from support.askers import HOUR, Asker, S, T
 from support.broken import without
 from support.chance import seeds
 from support.database import Connect, Connection, call, one
@@ -19,10 +19,8 @@ from support.hands import put_many
 from support.sessions import buffers
 
 
-def put(db: Connection, key: str, n: int = 1, *, at: datetime = T, **more: Any) -> list[int]:
-    options = {"fair_key": key, **more.pop("options", {})}
-    named = {"queue": "q", "task": "t", "at": at, "options": options, **more}
-    return [call(db, "enqueue", **named)[0][0] for _ in range(n)]
+def put(db: Connection, key: str, n: int = 1, **more: Any) -> list[int]:
+    return askers.put(db, n=n, **{**more, "options": {"fair_key": key, **more.get("options", {})}})
 
 
 def load(db: Connection, keys: list[str]) -> None:
@@ -41,32 +39,6 @@ class Dealer:
         return dealt
 
 
-class Worker:
-    """Claims by hand; returns its jobs in the order of the lane."""
-
-    def __init__(self, db: Connection) -> None:
-        self.db = db
-        self.id = one(db, "select tallybook.worker_start('w', '{q}', '{t}')")
-        self.held: dict[int, tuple[Any, int]] = {}
-
-    def claim(self, n: int = 100, at: datetime = T) -> list[int]:
-        lease = uuid4()
-        self.db.execute(
-            "select tallybook.claim(%s::int, '{q}', array[%s]::int[], %s, at => %s)", (self.id, n, lease, at)
-        )
-        rows = self.db.execute("select job_id, attempt from tallybook.claimed_jobs(%s::uuid)", (lease,)).fetchall()
-        self.held.update({job: (lease, attempt) for job, attempt in rows})
-        return [job for job, _ in rows]
-
-    def end(self, how: str, job: int, **more: Any) -> Any:
-        lease, attempt = self.held.pop(job)
-        ((said,),) = call(self.db, how, lease=lease, job_id=job, attempt=attempt, **more)
-        return said
-
-    def fail(self, job: int, at: datetime, **more: Any) -> None:
-        self.end("fail", job, error={"message": "no"}, at=at, **more)
-
-
 def keys_of(db: Connection, jobs: list[int]) -> list[str]:
     query = "select id, options ->> 'fair_key' from tallybook.job where id = any (%s)"
     rows = dict(db.execute(query, (jobs,)).fetchall())
@@ -82,24 +54,24 @@ def test_each_key_gets_one_turn_a_round(db: Connection) -> None:
     """Jobs of three keys are claimed in rounds, one of each key; within a key in the order of their enqueue."""
     a, b, c = put(db, "a", 5), put(db, "b", 2), put(db, "c", 3)
     assert Dealer(db).deal() == 10
-    assert Worker(db).claim() == [a[0], b[0], c[0], a[1], b[1], c[1], a[2], c[2], a[3], a[4]]
+    assert Asker(db).take() == [a[0], b[0], c[0], a[1], b[1], c[1], a[2], c[2], a[3], a[4]]
 
 
 def test_a_round_goes_on_where_the_last_deal_ended(db: Connection) -> None:
     """With room for one job at a time each key is served in turn, even if two callers alternate."""
     for key in "abc":
         put(db, key, 3)
-    worker, dealers = Worker(db), [Dealer(db, 1), Dealer(db, 1)]
+    worker, dealers = Asker(db), [Dealer(db, 1), Dealer(db, 1)]
     seen = []
     for n in range(9):
         assert dealers[n % 2].deal() == 1
-        seen += worker.claim()
+        seen += worker.take()
     assert "".join(keys_of(db, seen)) == "abcabcabc"
 
 
 def test_random_keys_are_a_random_order(db: Connection) -> None:
     """Jobs with random keys run by key, around a ring: a later job can pass earlier ones, and all of them run."""
-    rng, dealer, worker = random.Random(7), Dealer(db, 1), Worker(db)
+    rng, dealer, worker = random.Random(7), Dealer(db, 1), Asker(db)
     early, late = ([f"{rng.getrandbits(64):016x}" for _ in range(20)] for _ in range(2))
     for key in early:
         put(db, key)
@@ -109,7 +81,7 @@ def test_random_keys_are_a_random_order(db: Connection) -> None:
             for key in late:
                 put(db, key)
         assert dealer.deal() == 1
-        seen += worker.claim()
+        seen += worker.take()
     first, last = sorted(early)[:10], sorted(early)[9]
     waiting = sorted({*early, *late} - {*first}, key=lambda key: (key <= last, key))
     assert keys_of(db, seen) == [*first, *waiting]
@@ -124,13 +96,13 @@ def test_a_queue_in_random_order(db: Connection) -> None:
     """With random_order all jobs of a queue run, in an order that is not theirs; without it again, in theirs."""
     assert [shuffle(db), shuffle(db)] == ["created", "unchanged"]
     jobs = [call(db, "enqueue", queue="q", task="t", at=T)[0][0] for _ in range(30)]
-    dealer, worker, seen = Dealer(db, 5), Worker(db), []
+    dealer, worker, seen = Dealer(db, 5), Asker(db), []
     while dealer.deal():
-        seen += worker.claim()
+        seen += worker.take()
     assert sorted(seen) == jobs != seen
     assert shuffle(db, False) == "changed"
     jobs = [call(db, "enqueue", queue="q", task="t", at=T)[0][0] for _ in range(30)]
-    assert (dealer.deal(), worker.claim()) == (0, jobs)
+    assert (dealer.deal(), worker.take()) == (0, jobs)
 
 
 def test_each_way_into_a_queue_in_random_order(db: Connection) -> None:
@@ -182,11 +154,11 @@ def test_random_order_outlives_a_move_and_a_change_of_class(db: Connection) -> N
 def test_a_tenant_with_thousands_delays_others_by_one_round(db: Connection) -> None:
     """After 5,000 jobs of one key, one job each of 300 others is claimed within the line of 200 and one round."""
     load(db, ["big"] * 5000)
-    dealer, worker, order = Dealer(db), Worker(db), []
+    dealer, worker, order = Dealer(db), Asker(db), []
     dealer.deal()
     load(db, [f"k{n}" for n in range(300)])
     while len(order) < 1000:
-        order += worker.claim(50)
+        order += worker.take(50)
         dealer.deal()
         assert in_line(db) <= 200
     last = max(n for n, key in enumerate(keys_of(db, order)) if key != "big")
@@ -199,7 +171,7 @@ def test_an_ordinary_job_is_not_touched(db: Connection) -> None:
     assert one(db, "select count(*) from tallybook.waiting") == 0
     assert one(db, "select count(*) from tallybook.lane where part = 'fair'") == 0
     assert Dealer(db).deal() == 0
-    assert len(Worker(db).claim()) == 1
+    assert len(Asker(db).take()) == 1
 
 
 def test_what_waits_says_what_for(db: Connection) -> None:
@@ -235,21 +207,21 @@ def test_a_subject_has_no_fair_key(db: Connection) -> None:
 def test_late_commits_are_found(db: Connection, connect: Connect) -> None:
     """A job that commits after later ones were released is released next; a very late one after 4 s."""
     put(db, "b")
-    dealer, worker = Dealer(db), Worker(db)
+    dealer, worker = Dealer(db), Asker(db)
     with connect(autocommit=False) as late, connect(autocommit=False) as very_late:
         (second,) = put(very_late, "z")
         load(db, ["a"] * 150)
         (first,) = put(late, "a")
         put(db, "a", 2)
         assert dealer.deal() == 153
-        worker.claim(200)
+        worker.take(200)
         late.commit()
         assert dealer.deal() == 1
-        assert worker.claim() == [first]
+        assert worker.take() == [first]
         very_late.commit()
         assert dealer.deal() == 0
         assert dealer.deal(T + 4 * S) == 1
-        assert worker.claim() == [second]
+        assert worker.take() == [second]
 
 
 def test_one_deals_at_a_time(db: Connection, connect: Connect) -> None:
@@ -286,7 +258,7 @@ def test_a_cancelled_job_does_not_start(db: Connection) -> None:
     jobs = put(db, "a", 3)
     assert one(db, "select tallybook.cancel(%s, at => %s)", jobs[1], T) == "cancelled"
     Dealer(db).deal()
-    assert Worker(db).claim() == [jobs[0], jobs[2]]
+    assert Asker(db).take() == [jobs[0], jobs[2]]
     assert one(db, "select state from tallybook.job where id = %s", jobs[1]) == "cancelled"
 
 
@@ -296,15 +268,15 @@ def test_a_cancelled_job_is_retried(db: Connection) -> None:
     db.execute("select tallybook.cancel(%s, at => %s)", (job, T))
     db.execute("select tallybook.retry(%s, at => %s)", (job, T))
     Dealer(db).deal()
-    assert Worker(db).claim() == [job]
+    assert Asker(db).take() == [job]
 
 
 def test_priorities_have_rounds_of_their_own(db: Connection) -> None:
     """Each priority has its own rounds, and a lower number runs first."""
     later, first = put(db, "a", 2), put(db, "b", 1, priority=1)
     assert Dealer(db).deal() == 3
-    worker = Worker(db)
-    assert worker.claim() + worker.claim() == first + later
+    worker = Asker(db)
+    assert worker.take() + worker.take() == first + later
 
 
 def test_raised_priority_moves_what_waits(db: Connection) -> None:
@@ -313,7 +285,7 @@ def test_raised_priority_moves_what_waits(db: Connection) -> None:
     (job,) = put(db, "a", unique_key="u")
     assert put(db, "a", unique_key="u", priority=0, on_conflict="raise_priority") == [job]
     Dealer(db).deal()
-    assert Worker(db).claim(1) == [job]
+    assert Asker(db).take(1) == [job]
 
 
 def test_a_pushed_job_comes_later(db: Connection) -> None:
@@ -325,12 +297,12 @@ def test_a_pushed_job_comes_later(db: Connection) -> None:
     assert one(db, "select state from tallybook.job where id = %s", job) == "scheduled"
     db.execute("select tallybook.promote(at => %s)", (T + HOUR,))
     assert dealer.deal(T + HOUR) == 1
-    assert Worker(db).claim(at=T + HOUR) == [job]
+    assert Asker(db).take(at=T + HOUR) == [job]
 
 
 def test_scheduled_and_retried_jobs_come_into_the_rounds(db: Connection) -> None:
     """A promoted job waits for its turn like a new one, both when it is first due and after a failure."""
-    dealer, worker = Dealer(db, 1), Worker(db)
+    dealer, worker = Dealer(db, 1), Asker(db)
     (job,) = put(db, "b", run_at=T + S)
     dealer.deal()
     put(db, "a", 2)
@@ -339,65 +311,55 @@ def test_scheduled_and_retried_jobs_come_into_the_rounds(db: Connection) -> None
     seen = []
     for _ in range(3):
         dealer.deal(T + S)
-        seen += worker.claim(at=T + S)
+        seen += worker.take(at=T + S)
     assert keys_of(db, seen) == ["a", "b", "a"]
-    worker.fail(job, T + S, retry_in=S)
+    worker.end("fail", job, error={"message": "no"}, at=T + S, retry_in=S)
     db.execute("select tallybook.promote(at => %s)", (T + 2 * S,))
     assert one(db, "select state from tallybook.job where id = %s", job) == "waiting"
     dealer.deal(T + 2 * S)
-    assert worker.claim(at=T + 2 * S) == [job]
+    assert worker.take(at=T + 2 * S) == [job]
 
 
 def test_what_was_given_back_goes_straight_to_the_line(db: Connection) -> None:
     """A job that was unclaimed or rescued goes straight to the lane, because its turn had come."""
     first, _ = put(db, "a", 2)
-    dealer, worker = Dealer(db, 1), Worker(db)
+    dealer, worker = Dealer(db, 1), Asker(db)
     dealer.deal()
-    assert worker.claim() == [first]
+    assert worker.take() == [first]
     assert worker.end("unclaim", first) == "available"
-    assert worker.claim() == [first]
-    db.execute("select tallybook.worker_stop(%s)", (worker.id,))
-    assert Worker(db).claim() == [first]
+    assert worker.take() == [first]
+    db.execute("select tallybook.worker_stop(%s)", (worker.worker,))
+    assert Asker(db).take() == [first]
 
 
-def snoozing(db: Connection) -> tuple[int, list[int]]:
-    """Let ten jobs that snooze without delay fill a line of ten; return a later job of another key, and the claims."""
+@pytest.mark.parametrize("straight", [False, True], ids=["guard", "control"])
+def test_jobs_that_go_on_at_once_do_not_keep_others_out(db: Connection, straight: bool) -> None:
+    """A job that snoozes without delay waits for another turn, so another key's job starts after those in line."""
+    if straight:  # into the lane, which is always full then: the other job never starts
+        without(db, "_next_attempt", "p_at, null, p_fair)", "p_at, null, false)")
     put(db, "a", 10)
-    dealer, worker, seen = Dealer(db, 10), Worker(db), []
+    dealer, worker, seen = Dealer(db, 10), Asker(db), []
     dealer.deal()
     (other,) = put(db, "b")
     for _ in range(6):
-        seen += worker.claim(5)
+        seen += worker.take(5)
         for job in list(worker.held):
             assert worker.end("snooze", job, delay=timedelta(0)) == "available"
         dealer.deal()
-    return other, seen
-
-
-def test_jobs_that_go_on_at_once_do_not_keep_others_out(db: Connection) -> None:
-    """A job that snoozes without delay waits for another turn, so another key's job starts after those in line."""
-    other, seen = snoozing(db)
-    assert other in seen[:12]
-
-
-def test_jobs_that_go_straight_to_the_line_keep_others_out(db: Connection) -> None:
-    """Control: if snoozed jobs go straight to the lane, it is always full, and the other job never starts."""
-    without(db, "_next_attempt", "p_at, null, p_fair)", "p_at, null, false)")
-    other, seen = snoozing(db)
-    assert other not in seen
+    assert other not in seen if straight else other in seen[:12]
 
 
 def test_a_persons_retry_waits_for_its_turn(db: Connection) -> None:
     """A retried dead letter waits for its turn, so that thousands of retries delay nobody."""
     (job,) = put(db, "a")
-    dealer, worker = Dealer(db), Worker(db)
+    dealer, worker = Dealer(db), Asker(db)
     dealer.deal()
-    worker.claim()
-    worker.fail(job, T, final=True)
+    worker.take()
+    worker.end("fail", job, error={"message": "no"}, at=T, final=True)
     db.execute("select tallybook.retry(%s, at => %s)", (job, T))
     assert one(db, "select state from tallybook.job where id = %s", job) == "waiting"
     dealer.deal()
-    assert worker.claim() == [job]
+    assert worker.take() == [job]
 
 
 def test_bulk_and_query_put_them_in_turn(db: Connection) -> None:
@@ -416,27 +378,22 @@ def test_bulk_and_query_put_them_in_turn(db: Connection) -> None:
     states = "select j.state, count(*) from tallybook.job j group by 1 order by 1"
     assert db.execute(states).fetchall() == [("available", 1), ("scheduled", 1), ("waiting", 5)]
     assert Dealer(db).deal() == 5
-    worker = Worker(db)
-    assert len(worker.claim() + worker.claim()) == 6
+    worker = Asker(db)
+    assert len(worker.take() + worker.take()) == 6
 
 
 def test_a_held_job_goes_on_when_its_place_is_free(db: Connection) -> None:
     """With a concurrency limit, a job that was set aside has had its turn, and returns without another one."""
     db.execute("select tallybook.concurrency_limit_set('p', 1)")
     jobs = put(db, "a", 2, options={"limits": ["p"]})
-    dealer, worker = Dealer(db), Worker(db)
+    dealer, worker = Dealer(db), Asker(db)
     dealer.deal()
-    for job in worker.claim():
-        lease, attempt = worker.held[job]
-        db.execute(
-            "select * from tallybook.limit_take(array[%s], array[%s]::bigint[], array[%s]::int[], at => %s)",
-            (lease, job, attempt, T),
-        )
+    assert worker.ask(worker.claim(T), T) == jobs[:1]
     assert "permits" in one(db, "select reason from tallybook.job where id = %s", jobs[1])
     assert dealer.deal(T + HOUR) == 0
-    worker.end("complete", jobs[0])
+    worker.complete(jobs[0])
     assert one(db, "select released from tallybook.concurrency_release(at => %s)", T + HOUR) == 1
-    assert worker.claim(at=T + HOUR) == [jobs[1]]
+    assert worker.take(at=T + HOUR) == [jobs[1]]
 
 
 def test_a_move_to_another_cluster_takes_them_along(db: Connection) -> None:
@@ -446,10 +403,10 @@ def test_a_move_to_another_cluster_takes_them_along(db: Connection) -> None:
     db.execute("update tallybook.installation set system_identifier = 1")
     assert one(db, "select rebased from tallybook.rebase(at => %s)", T)
     more = put(db, "c")
-    dealer, worker, seen = Dealer(db, 2), Worker(db), []
+    dealer, worker, seen = Dealer(db, 2), Asker(db), []
     for _ in range(6):
         dealer.deal()
-        seen += worker.claim()
+        seen += worker.take()
     assert sorted(seen) == sorted(jobs + more)
     assert one(db, "select count(*) from tallybook.lane where part = 'fair' and retired_at is null") == 1
 
@@ -488,73 +445,58 @@ def test_a_child_comes_into_the_rounds_after_its_parents(db: Connection) -> None
         "select tallybook.enqueue_after('q', 't', array[%s]::bigint[], options => '{\"fair_key\": \"b\"}', at => %s)",
         parent, T,
     )  # fmt: skip
-    dealer, worker = Dealer(db), Worker(db)
+    dealer, worker = Dealer(db), Asker(db)
     assert dealer.deal() == 1
-    worker.claim()
-    assert worker.end("complete", parent)
+    worker.take()
+    worker.complete(parent)
     db.execute("select tallybook.parents_resolve(at => %s)", (T,))
     assert "the turn of" in one(db, "select reason from tallybook.job where id = %s", child)
     assert dealer.deal() == 1
-    assert worker.claim() == [child]
+    assert worker.take() == [child]
 
 
 def test_a_rate_limited_job_keeps_its_turn(db: Connection) -> None:
     """A job that a rate limit has postponed goes to the lane of turns at its time, not into the rounds again."""
     db.execute("select tallybook.rate_limit_set('p', 1, '1 hour')")
     jobs = put(db, "a", 2, options={"limits": ["p"]})
-    dealer, worker = Dealer(db), Worker(db)
+    dealer, worker = Dealer(db), Asker(db)
     dealer.deal()
-    for job in worker.claim():
-        lease, attempt = worker.held[job]
-        db.execute(
-            "select * from tallybook.limit_take(array[%s], array[%s]::bigint[], array[%s]::int[], at => %s)",
-            (lease, job, attempt, T),
-        )
+    assert worker.ask(worker.claim(T), T) == jobs[:1]
     assert one(db, "select state from tallybook.job where id = %s", jobs[1]) == "scheduled"
     db.execute("select tallybook.promote(at => %s)", (T + 2 * HOUR,))
     assert one(db, "select count(*) from tallybook.waiting") == 0
-    assert worker.claim(at=T + 2 * HOUR) == [jobs[1]]
+    assert worker.take(at=T + 2 * HOUR) == [jobs[1]]
     assert one(db, "select count(*) from tallybook.lane where part = 'turn'") == 1
 
 
-def costs_after(db: Connection, connect: Connect, tenants: int, *, knows: bool = True) -> tuple[int, int]:
-    """Return the pages of an idle release and an idle claim, after n keys have come and gone under a snapshot."""
-    with connect(autocommit=False) as pin:
-        pin.execute("set transaction isolation level repeatable read")
-        pin.execute("select 1 from tallybook.waiting")
-        dealer, worker = Dealer(db), Worker(db)
-        load(db, [f"t{n}" for n in range(tenants)])
-        while dealer.deal() or dealer.remain:
-            while worker.claim(200):
-                pass
-        load(db, ["t1"])  # one more, as in a queue that is in use
-        dealer.deal()
-        worker.claim()
-        known = dealer.known if knows else None
-        return (
-            buffers(db, "select * from tallybook.fair_release(%s::jsonb, at => %s)", known, T),
-            buffers(
-                db, "select * from tallybook.claim(%s::int, '{q}', '{10}', gen_random_uuid(), at => %s)", worker.id, T
-            ),
-        )
-
-
-def test_what_was_seen_once_costs_nothing(db: Connection, connect: Connect) -> None:
+@pytest.mark.parametrize("knows", [True, False], ids=["guard", "control"])
+def test_what_was_seen_once_costs_nothing(db: Connection, connect: Connect, knows: bool) -> None:
     """An idle release and claim read as much after 3,000 keys as after 150, under a pinned snapshot; no row stays."""
-    few = costs_after(db, connect, 150)
-    many = costs_after(db, connect, 3000)
-    assert many[0] <= few[0] + 30
-    assert many[1] <= few[1] + 30
+    releases, claims = [], []
+    release = "select * from tallybook.fair_release(%s::jsonb, at => %s)"
+    claim = "select * from tallybook.claim(%s, '{q}', '{10}', gen_random_uuid(), at => %s)"
+    for tenants in (150, 3000):
+        with connect(autocommit=False) as pin:
+            pin.execute("set transaction isolation level repeatable read")
+            pin.execute("select 1 from tallybook.waiting")
+            dealer, worker = Dealer(db), Asker(db)
+            load(db, [f"t{n}" for n in range(tenants)])
+            while dealer.deal() or dealer.remain:
+                while worker.take(200):
+                    pass
+            load(db, ["t1"])  # one more, as in a queue that is in use
+            dealer.deal()
+            worker.take()
+            releases.append(buffers(db, release, dealer.known if knows else None, T))
+            claims.append(buffers(db, claim, worker.worker, T))
+    if not knows:
+        assert releases[1] > releases[0] + 300, "a release that knows nothing reads the dead rows of all these keys"
+        return
+    assert releases[1] <= releases[0] + 30
+    assert claims[1] <= claims[0] + 30
     assert one(db, "select count(*) from tallybook.waiting") == 0
     assert one(db, "select count(*) from tallybook.fair_turn") == 1
     assert one(db, "select count(*) from tallybook.lane where part = 'fair'") == 1
-
-
-def test_without_what_it_knows_a_deal_walks_over_dead_rows(db: Connection, connect: Connect) -> None:
-    """Control: a release that knows nothing reads the dead rows of all keys that have gone."""
-    few, _ = costs_after(db, connect, 150, knows=False)
-    many, _ = costs_after(db, connect, 3000, knows=False)
-    assert many > few + 300
 
 
 def test_a_backlog_is_not_walked_again(db: Connection, connect: Connect) -> None:
@@ -562,11 +504,11 @@ def test_a_backlog_is_not_walked_again(db: Connection, connect: Connect) -> None
     with connect(autocommit=False) as pin:
         pin.execute("set transaction isolation level repeatable read")
         pin.execute("select 1 from tallybook.waiting")
-        dealer, worker = Dealer(db, 100), Worker(db)
+        dealer, worker = Dealer(db, 100), Asker(db)
         load(db, ["a"] * 4000)
         for _ in range(30):
             dealer.deal()
-            worker.claim(100)
+            worker.take(100)
         knows, knows_not = (
             buffers(
                 db,
@@ -582,10 +524,10 @@ def test_a_backlog_is_not_walked_again(db: Connection, connect: Connect) -> None
 def test_more_keys_than_are_kept(db: Connection) -> None:
     """The first round serves each of 1,000 keys with two jobs once before the second round begins."""
     load(db, [f"k{n}" for n in range(1000)] * 2)
-    dealer, worker, order = Dealer(db), Worker(db), []
+    dealer, worker, order = Dealer(db), Asker(db), []
     while len(order) < 2000:
         assert dealer.deal() > 0
-        order += worker.claim(200)
+        order += worker.take(200)
     keys = keys_of(db, order)
     assert max(Counter(keys[:1000]).values()) == 1
     assert set(Counter(keys).values()) == {2}
@@ -594,9 +536,9 @@ def test_more_keys_than_are_kept(db: Connection) -> None:
 def test_of_very_many_keys_no_more_are_looked_up_than_there_is_room_for(db: Connection) -> None:
     """With 500 keys, more than are kept, and room for 3, a release looks up 4 keys and then knows one."""
     load(db, [f"k{n:03}" for n in range(500)])
-    dealer, worker = Dealer(db), Worker(db)
+    dealer, worker = Dealer(db), Asker(db)
     assert dealer.deal() == 200
-    worker.claim(3)
+    worker.take(3)
     assert dealer.deal() == 3
     (known,) = json.loads(str(dealer.known)).values()
     assert (known["full"], set(known["keys"])) == (True, {"k203"})
@@ -606,7 +548,7 @@ def test_a_key_with_much_fills_what_keys_with_little_leave(db: Connection) -> No
     """With fifty keys of one job each and one of 300, one call fills the line, one job of each key first."""
     load(db, [f"k{n:02}" for n in range(50)] + ["x"] * 300)
     assert Dealer(db).deal() == 200
-    keys = keys_of(db, Worker(db).claim(200))
+    keys = keys_of(db, Asker(db).take(200))
     assert keys[:51] == [*(f"k{n:02}" for n in range(50)), "x"]
     assert set(keys[51:]) == {"x"}
 
@@ -625,7 +567,7 @@ def test_a_run_as_service_commits_asynchronously(db: Connection) -> None:
 def test_all_end_exactly_once(db: Connection, seed: int) -> None:  # noqa: PLR0912
     """With random enqueues, delays, cancels, failures and two releasers each job ends once; the line stays short."""
     rng, at = random.Random(seed), T
-    dealers, worker = [Dealer(db, 8), Dealer(db, 8)], Worker(db)
+    dealers, worker = [Dealer(db, 8), Dealer(db, 8)], Asker(db)
     jobs: list[int] = []
     cancelled: set[int] = set()
     for step in range(200):
@@ -644,22 +586,22 @@ def test_all_end_exactly_once(db: Connection, seed: int) -> None:  # noqa: PLR09
                 if rng.random() < 0.5:
                     worker.end("unclaim", job)
                 else:
-                    worker.fail(job, at, retry_in=S, max_attempts=30)
+                    worker.end("fail", job, error={"message": "no"}, at=at, retry_in=S, max_attempts=30)
             case _:
                 rng.choice(dealers).deal(at)
-                worker.claim(rng.randrange(1, 6), at)
+                worker.take(rng.randrange(1, 6), at)
                 given_back = one(db, "select count(*) from tallybook.outcome where state = 'moved'")
                 assert in_line(db) <= 8 + given_back, "those enter the line without a turn"
                 for job in [job for job in worker.held if rng.random() < 0.5]:
-                    worker.end("complete", job)
+                    worker.complete(job)
         db.execute("select tallybook.promote(at => %s)", (at,))
     for _ in range(200):
         at += 4 * S
         db.execute("select tallybook.promote(at => %s)", (at,))
         dealers[0].deal(at)
-        worker.claim(50, at)
+        worker.take(50, at)
         for job in list(worker.held):
-            worker.end("complete", job)
+            worker.complete(job)
         if not one(
             db,
             "select count(*) from tallybook.job"

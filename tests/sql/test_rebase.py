@@ -12,7 +12,7 @@ from psycopg import sql
 from support.askers import Asker, S, T
 from support.clusters import next_xid
 from support.database import one
-from support.house import claim, end, furnish, put
+from support.house import claim, furnish, put
 from support.shop import BELIEVE, Shop, catch_up, moved
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
@@ -230,9 +230,7 @@ def test_a_job_that_waits_keeps_its_place_before_a_newer_one(
     while one(new.db, "select count(*) from tallybook.job where state <> 'completed'"):
         one(new.db, "select released from tallybook.fair_release(max_line => 1, at => %s)", due)
         order += (started := asker.look(due))
-        for job in started:
-            lease, attempt = asker.held[job]
-            end(new.db, "complete", str(lease), job, attempt=attempt)
+        asker.complete(*started)
         one(new.db, "select released from tallybook.concurrency_release(at => %s)", due)
     assert order.index(jobs[1]) < order.index(jobs[2]) < order.index(newer)
 

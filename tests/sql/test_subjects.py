@@ -554,25 +554,18 @@ def test_details_are_any_json(db: Connection, hands: Hands) -> None:
 # --- with a concurrency limit ---------------------------------------------------------------------------------------
 
 
-def waits_for_a_permit(db: Connection, asker: Asker) -> int:
-    """Push a subject "b" whose job waits for the only permit, which the job of "a" has; return its job."""
+def waits_for_a_permit(db: Connection, asker: Asker) -> tuple[int, int]:
+    """Push a subject "b" whose job waits for the only permit, which the job of "a" has; return the jobs of both."""
     one(db, "select tallybook.concurrency_limit_set('api', 1)")
     (running, _), (waiting, _) = (push(db, name, options={"limits": ["api"]}, at=T) for name in "ab")
     assert asker.look(T) == [running]
     assert states(db, waiting) == ["waiting"]
-    return waiting
-
-
-def complete_all(asker: Asker) -> None:
-    """Complete the running subjects."""
-    for job in one(asker.db, "select array_agg(id) from tallybook.job where state = 'running'"):
-        lease, attempt = asker.held[job]
-        assert one(asker.db, "select tallybook.subject_complete(%s, %s, %s)", lease, job, attempt)
+    return running, waiting
 
 
 def test_a_subject_that_waits_for_a_permit_is_pending(db: Connection) -> None:
     """S3-02: a subject whose job waits for a permit is pending, and a second push is a no-op."""
-    job = waits_for_a_permit(db, Asker(db))
+    _, job = waits_for_a_permit(db, Asker(db))
     found = seen(db, "b")
     assert (found["state"], found["job_id"], found["attempts"], found["next_run_at"]) == ("pending", job, 0, T)
     assert push(db, "b", at=T) == (job, False)
@@ -582,13 +575,13 @@ def test_a_subject_that_waits_for_a_permit_is_pending(db: Connection) -> None:
 def test_an_upsert_changes_a_subject_that_waits_for_a_permit(db: Connection) -> None:
     """S3-25: upsert changes args and priority of the waiting job in place; it starts once, with the new args."""
     asker = Asker(db)
-    job = waits_for_a_permit(db, asker)
+    running, job = waits_for_a_permit(db, asker)
     assert upsert(db, "b", at=T)[:2] == (job, "unchanged")
     assert upsert(db, "b", at=T, args={"n": 2}, priority=1)[:2] == (job, "updated")
     assert upsert(db, "b", at=T, args={"n": 2}, priority=1)[:2] == (job, "unchanged")
     found = seen(db, "b")
     assert (found["state"], found["args"], found["priority"]) == ("pending", {"n": 2}, 1)
-    complete_all(asker)
+    assert asker.end("subject_complete", running) == "completed"
     assert one(db, "select released from tallybook.concurrency_release(at => %s)", T) == 1
     assert asker.look(T) == [job]
     assert one(db, "select args from tallybook.job where id = %s", job) == {"n": 2}
@@ -598,9 +591,9 @@ def test_an_upsert_changes_a_subject_that_waits_for_a_permit(db: Connection) -> 
 def test_an_upsert_pushes_a_subject_that_waits_for_a_permit_to_later(db: Connection) -> None:
     """S3-25: a subject that is pushed to a later time is planned when its turn comes, and starts at that time."""
     asker = Asker(db)
-    job = waits_for_a_permit(db, asker)
+    running, job = waits_for_a_permit(db, asker)
     assert upsert(db, "b", at=T, run_at=T + HOUR)[1:] == ("updated", T, T + HOUR)
-    complete_all(asker)
+    assert asker.end("subject_complete", running) == "completed"
     db.execute("select tallybook.concurrency_release(at => %s)", (T,))
     assert asker.look(T) == []
     assert state(db, "b") == "planned"
@@ -609,7 +602,7 @@ def test_an_upsert_pushes_a_subject_that_waits_for_a_permit_to_later(db: Connect
 
 def test_a_subject_that_waits_for_a_permit_is_forgotten(db: Connection) -> None:
     """Forget cancels the subject's waiting job and frees the name."""
-    job = waits_for_a_permit(db, Asker(db))
+    _, job = waits_for_a_permit(db, Asker(db))
     assert forget(db, "b") == "forgotten"
     assert subject(db, "b") is None
     other, created = push(db, "b", at=T)

@@ -89,6 +89,20 @@ class Asker:
         self.started += [(job, at) for _, job, _, _ in jobs]
         return [job for _, job, _, _ in jobs]
 
+    def take(self, n: int = 100, at: datetime = T) -> list[int]:
+        """Claim jobs and start them; nothing is requested."""
+        return self.start(self.claim(at, n), at)
+
+    def end(self, verb: str, job: int, **more: Any) -> Any:
+        """End an attempt with this verb; return the verb's result."""
+        lease, attempt = self.held.pop(job)
+        ((said,),) = call(self.db, verb, lease=lease, job_id=job, attempt=attempt, **more)
+        return said
+
+    def complete(self, *jobs: int) -> None:
+        for job in jobs:
+            assert self.end("complete", job) is True
+
     def run(self, until: datetime, since: datetime = T) -> list[int]:
         """Look at `since`, and then whenever a job is due, up to `until`."""
         order, at = self.look(since), since
@@ -105,8 +119,10 @@ def permits(db: Connection, *names: str, at: datetime = T) -> int:
     return one(db, "select released from tallybook.concurrency_release(%s, at => %s)", list(names) or None, at)
 
 
-def two_at_once(db: Connection, connect: Any, key: str, *, known: bool = True) -> list[Asker]:
+def two_at_once(db: Connection, connect: Any, key: str, *, known: bool = True) -> list[float]:
     """Let two sessions request a permit of one key, the second before the first has committed.
+
+    Return when their jobs start, in seconds after T.
 
     known: the key has a row already; otherwise both make it.
     """
@@ -127,4 +143,4 @@ def two_at_once(db: Connection, connect: Any, key: str, *, known: bool = True) -
         first.db.commit()
         asking.result(60)
         second.db.commit()
-    return askers
+    return [(start - T) / S for asker in askers for _, start in asker.started]
