@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -14,7 +13,8 @@ import pytest
 from support.askers import HOUR, MIN, MS, Asker, S, T, put, two_at_once
 from support.broken import without
 from support.chance import seeds
-from support.database import Connection, call, one
+from support.database import Connection, one
+from support.subjects import push, upsert
 from support.waiting import wait_until
 
 EARLY = 120 * MS  # a waiting job comes back this long before its turn
@@ -105,9 +105,8 @@ def test_every_call_is_on_record_with_its_end(eight: Connection) -> None:
     jobs = put(eight, "provider:acme", n=3)
     asker = Asker(eight)
     asker.run(T + MIN)
-    (lease, attempt), (bad, its) = asker.held[jobs[0]], asker.held[jobs[1]]
-    assert one(eight, "select tallybook.complete(%s, %s, %s)", lease, jobs[0], attempt)
-    eight.execute('select tallybook.fail(%s, %s, %s, \'{"message": "no"}\')', (bad, jobs[1], its))
+    asker.complete(jobs[0])
+    asker.end("fail", jobs[1], error={"message": "no"})
     rows = eight.execute(
         "select name, called_at, job_id, success from tallybook.rate_calls order by called_at"
     ).fetchall()
@@ -118,16 +117,17 @@ def test_every_call_is_on_record_with_its_end(eight: Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["fail(%s, %s, %s, '{}', retry_in => '6 h', at => %s)", "snooze(%s, %s, %s, '6 h', at => %s)"]
+    ("verb", "more"), [("fail", {"error": {}, "retry_in": 6 * HOUR}), ("snooze", {"delay": 6 * HOUR})]
 )
-def test_a_job_that_comes_back_hours_after_its_turn_delays_no_other(eight: Connection, verb: str) -> None:
+def test_a_job_that_comes_back_hours_after_its_turn_delays_no_other(
+    eight: Connection, verb: str, more: dict[str, Any]
+) -> None:
     """It has had its turn: new jobs do not wait behind its retry, which a dropped rule does not bring forward."""
     asker, at = Asker(eight), T + 10 * S
     first, second = put(eight, "provider:acme", n=2)
     asker.run(at)
     assert [job for job, _ in asker.started] == [first, second], "the second has waited for its turn"
-    lease, attempt = asker.held[second]
-    eight.execute(f"select tallybook.{verb}", (lease, second, attempt, at))
+    asker.end(verb, second, at=at, **more)
     (third,) = put(eight, "provider:acme", at=at)
     asker.run(at + 20 * S, since=at)
     assert [job for job, _ in asker.started] == [first, second, third]
@@ -135,63 +135,45 @@ def test_a_job_that_comes_back_hours_after_its_turn_delays_no_other(eight: Conne
     assert one(eight, "select run_at from tallybook.job where id = %s", second) == at + 6 * HOUR
 
 
-def _pushed_while_it_waits(db: Connection, asker: Asker, job: int, until: datetime, at: datetime = T + S) -> None:
-    """Give a job that waits for its turn a later time."""
-    assert put(db, "provider:acme", unique_key="k", on_conflict="push_run_at", run_at=until, at=at) == [job]
-
-
-def _pushed_in_its_line(db: Connection, asker: Asker, job: int, until: datetime) -> None:
-    """Give a job whose turn has come a later time before it is claimed."""
-    db.execute("select tallybook.promote(at => %s)", (T + 8 * S,))
-    _pushed_while_it_waits(db, asker, job, until, T + 8 * S)
-    db.execute("select tallybook.promote(at => %s)", (T + 8 * S,))
-
-
-def _postponed(db: Connection, asker: Asker, job: int, until: datetime) -> None:
-    """Give a job whose turn has come a later time, and claim it before promote moves it."""
-    db.execute("select tallybook.promote(at => %s)", (T + 8 * S,))
-    _pushed_while_it_waits(db, asker, job, until, T + 8 * S)
-    ((lease, claimed, attempt, _),) = asker.claim(T + 8 * S)
-    assert claimed == job
-    assert one(db, "select tallybook.postpone(%s, %s, %s, %s)", lease, job, attempt, T + 8 * S) == "scheduled"
-
-
-def _subject_moved(db: Connection, asker: Asker, job: int, until: datetime) -> None:
-    """Move a subject that waits for its turn, as a person."""
-    assert one(db, "select tallybook.subject_move('t', 'k', %s, %s)", until, T + S) == "moved"
-
-
-def _subject_changed(db: Connection, asker: Asker, job: int, until: datetime) -> None:
-    """Upsert a subject that waits for its turn with a later time."""
-    ((report,),) = call(db, "subject_upsert", "report", queue="q", task="t", subject="k", run_at=until, at=T + S)
-    assert report == "updated"
-
-
-def _returned(db: Connection, asker: Asker, job: int, until: datetime) -> None:
-    """Return a job whose turn has come, to be claimed again later."""
-    asker.look(T + 8 * S)
-    lease, attempt = asker.held[job]
-    at, delay = T + 8 * S, until - T - 8 * S
-    assert one(db, "select tallybook.unclaim(%s, %s, %s, %s, %s)", lease, job, attempt, delay, at) == "scheduled"
-
-
 @pytest.mark.parametrize(
     "moved",
-    [_pushed_while_it_waits, _pushed_in_its_line, _postponed, _subject_moved, _subject_changed, _returned],
-)
-def test_a_job_that_is_given_another_time_is_not_the_end_of_the_line(
-    eight: Connection, moved: Callable[[Connection, Asker, int, datetime], None]
-) -> None:
+    [
+        "pushed while it waits", "pushed in its line", "postponed", "moved as a subject", "changed as a subject",
+        "returned",
+    ],
+)  # fmt: skip
+def test_a_job_that_is_given_another_time_is_not_the_end_of_the_line(eight: Connection, moved: str) -> None:
     """New jobs of the key are not put behind a waiting job that moved by hours, and no rule brings that job forward."""
-    asker, at, until = Asker(eight), T + 10 * S, T + 6 * HOUR
+    asker, turn, at, until = Asker(eight), T + 8 * S, T + 10 * S, T + 6 * HOUR
     (first,) = put(eight, "provider:acme")
-    if "subject" in moved.__name__:
-        more = {"subject": "k", "options": {"limits": ["provider:acme"]}, "at": T}
-        ((job,),) = call(eight, "subject_push", "job_id", queue="q", task="t", **more)
+    if "subject" in moved:
+        job, _ = push(eight, "k", options={"limits": ["provider:acme"]}, at=T)
     else:
         (job,) = put(eight, "provider:acme", unique_key="k")
     assert asker.look(T) == [first]
-    moved(eight, asker, job, until)
+
+    def push_to_later(at: datetime) -> None:
+        assert put(eight, "provider:acme", unique_key="k", on_conflict="push_run_at", run_at=until, at=at) == [job]
+
+    match moved:
+        case "pushed while it waits":
+            push_to_later(T + S)
+        case "pushed in its line":
+            eight.execute("select tallybook.promote(at => %s)", (turn,))
+            push_to_later(turn)
+            eight.execute("select tallybook.promote(at => %s)", (turn,))
+        case "postponed":  # like that, but a claim meets it before promote moves it
+            eight.execute("select tallybook.promote(at => %s)", (turn,))
+            push_to_later(turn)
+            assert asker.take(at=turn) == [job]
+            assert asker.end("postpone", job, at=turn) == "scheduled"
+        case "moved as a subject":  # by a person
+            assert one(eight, "select tallybook.subject_move('t', 'k', %s, %s)", until, T + S) == "moved"
+        case "changed as a subject":
+            assert upsert(eight, "k", run_at=until, at=T + S)[1] == "updated"
+        case "returned":
+            asker.look(turn)
+            assert asker.end("unclaim", job, delay=until - turn, at=turn) == "scheduled"
     assert one(eight, "select run_at from tallybook.job where id = %s", job) == until
     asker.started.clear()
     (new,) = put(eight, "provider:acme", at=at)
@@ -202,9 +184,7 @@ def test_a_job_that_is_given_another_time_is_not_the_end_of_the_line(
 
 def _upserted(db: Connection, limit: str) -> str:
     """Upsert a subject of this limit; return the report."""
-    subject = {"subject": "k", "options": {"limits": [limit]}, "at": T + S}
-    ((report,),) = call(db, "subject_upsert", "report", queue="q", task="t", **subject)
-    return str(report)
+    return upsert(db, "k", options={"limits": [limit]}, at=T + S)[1]
 
 
 def test_an_upsert_that_changes_nothing_leaves_a_subject_its_turn(eight: Connection) -> None:
@@ -241,9 +221,7 @@ def test_a_new_iteration_goes_behind_those_who_wait(eight: Connection) -> None:
     assert asker.run(T + 9 * S, since=T + S) == [first, subject]
     others = put(eight, "provider:acme", n=2, at=T + 10 * S)
     assert asker.look(T + 10 * S) == []
-    lease, attempt = asker.held[subject]
-    again = "select tallybook.subject_reschedule(%s, %s, %s, run_in => '1 s', at => %s)"
-    assert one(eight, again, lease, subject, attempt, T + 10 * S) == "scheduled"
+    assert asker.end("subject_reschedule", subject, run_in=S, at=T + 10 * S) == "scheduled"
     assert asker.run(T + MIN, since=T + 11 * S) == [*others, subject]
 
 
@@ -254,9 +232,7 @@ def test_a_new_iteration_does_not_pass_the_backlog_of_its_queue(eight: Connectio
     assert _upserted(eight, "provider:acme") == "created"
     subject = one(eight, "select id from tallybook.job where subject = 'k'")
     assert subject in asker.run(T + 9 * S, since=T + S)
-    lease, attempt = asker.held[subject]
-    again = "select tallybook.subject_reschedule(%s, %s, %s, run_in => '1 s', at => %s)"
-    assert one(eight, again, lease, subject, attempt, T + 10 * S) == "scheduled"
+    assert asker.end("subject_reschedule", subject, run_in=S, at=T + 10 * S) == "scheduled"
     backlog = put(eight, n=2, at=T + 10 * S)
     eight.execute("select tallybook.promote(at => %s)", (T + 12 * S,))
     assert [job for _, job, *_ in asker.claim(T + 12 * S)] == [*backlog, subject]
@@ -332,18 +308,17 @@ def test_who_waits_and_is_cancelled_leaves_no_hole(eight: Connection) -> None:
     assert [start for job, start in asker.started if job in new] == [T + 7500 * MS, T + 15 * S]
 
 
-def _after_an_outage(db: Connection) -> tuple[list[int], Asker, int]:
-    """Let forty jobs wait and an hour pass; return how many jobs the next promote puts in line."""
-    jobs = put(db, "provider:acme", n=40)
-    asker = Asker(db)
-    assert asker.look(T) == jobs[:1]
-    return jobs, asker, one(db, "select promoted from tallybook.promote(at => %s)", T + HOUR)
-
-
-def test_after_an_outage_only_so_many_come_as_can_start(eight: Connection) -> None:
+@pytest.mark.parametrize("pace", [True, False], ids=["guard", "control"])
+def test_after_an_outage_only_so_many_come_as_can_start(eight: Connection, pace: bool) -> None:
     """S1-19: jobs whose turns have passed get new ones, in their order, and do not come all at once."""
-    jobs, asker, came = _after_an_outage(eight)
-    assert came == 1
+    if not pace:  # all of them come into line, to be claimed in vain
+        without(eight, "promote", "if v_limited then", "if false then")
+    jobs = put(eight, "provider:acme", n=40)
+    asker = Asker(eight)
+    assert asker.look(T) == jobs[:1]
+    assert one(eight, "select promoted from tallybook.promote(at => %s)", T + HOUR) == (1 if pace else 39)
+    if not pace:
+        return
     waiting = eight.execute("select job_id, run_at from tallybook.scheduled order by run_at").fetchall()
     assert [job for job, _ in waiting] == jobs[2:]
     assert [at for _, at in waiting] == [T + HOUR + n * 7500 * MS - 120 * MS for n in range(1, 39)]
@@ -353,50 +328,32 @@ def test_after_an_outage_only_so_many_come_as_can_start(eight: Connection) -> No
     )
 
 
-def test_control_without_the_pace_all_come_at_once(eight: Connection) -> None:
-    """Control: without the pace all of them come into line, to be claimed in vain."""
-    without(eight, "promote", "if v_limited then", "if false then")
-    assert _after_an_outage(eight)[2] == 39
-
-
-def _pushed(db: Connection) -> None:
-    db.execute("select tallybook.rate_limit_push('provider:acme', %s)", (T + 3 * MIN,))
-
-
-def _moved_while_they_wait(db: Connection, moved: Callable[[Connection], Any]) -> tuple[int, list[int], Asker]:
-    """Move the turns of 39 waiting jobs; return the most entries of one, how far each was displaced, and the asker."""
-    jobs = put(db, "provider:acme", n=40)
-    asker = Asker(db)
-    assert asker.look(T) == jobs[:1]
-    moved(db)
-    order = [job for job in asker.run(T + HOUR, T + S) if job in jobs]
-    assert sorted(order) == jobs[1:]
-    most = one(db, "select max(n) from (select count(*) as n from tallybook.entry group by job_id) x")
-    return most, [order.index(job) - n for n, job in enumerate(jobs[1:])], asker
-
-
 @pytest.mark.parametrize(
     "moved",
-    [
-        _pushed,
-        lambda db: put(db, "provider:acme", n=10, priority=1, at=T + S),
-        lambda db: db.execute("update tallybook.rate_state set lag = '1 s', next_at = next_at + interval '1 s'"),
-    ],
-    ids=["pushed by minutes", "overtaken by urgent jobs", "a longer gap, for a distant caller, than they were told"],
+    ["pushed by minutes", "control", "overtaken by urgent jobs", "a longer gap, for a distant caller, than told"],
 )
-def test_who_waits_costs_one_more_entry(eight: Connection, moved: Callable[[Connection], Any]) -> None:
+def test_who_waits_costs_one_more_entry(eight: Connection, moved: str) -> None:
     """S1-18: a job that a rate limit holds has two entries, however often its turn moves; no place or turn is lost."""
-    most, displaced, asker = _moved_while_they_wait(eight, moved)
-    assert most == 2
-    assert set(displaced) == {0}
+    if moved == "control":  # only late jobs get a new turn in place, so the others are claimed in vain
+        without(eight, "_pace", "greatest(r.next_at, r.promised_at) > c_near", "false")
+    jobs = put(eight, "provider:acme", n=40)
+    asker = Asker(eight)
+    assert asker.look(T) == jobs[:1]
+    match moved:
+        case "overtaken by urgent jobs":
+            put(eight, "provider:acme", n=10, priority=1, at=T + S)
+        case "pushed by minutes" | "control":
+            eight.execute("select tallybook.rate_limit_push('provider:acme', %s)", (T + 3 * MIN,))
+        case _:
+            eight.execute("update tallybook.rate_state set lag = '1 s', next_at = next_at + interval '1 s'")
+    order = [job for job in asker.run(T + HOUR, T + S) if job in jobs]
+    most = one(eight, "select max(n) from (select count(*) as n from tallybook.entry group by job_id) x")
+    if moved == "control":
+        assert (sorted(order), most > 2) == (jobs[1:], True)
+        return
+    assert (order, most) == (jobs[1:], 2)
     starts = sorted(start for _, start in asker.started)
     assert max(b - a for a, b in pairwise(starts[1:])) <= 8500 * MS
-
-
-def test_control_who_comes_too_early_is_written_again(eight: Connection) -> None:
-    """Control: if only late jobs get a new turn in place, the others are claimed in vain."""
-    without(eight, "_pace", "greatest(r.next_at, r.promised_at) > c_near", "false")
-    assert _moved_while_they_wait(eight, _pushed)[0] > 2
 
 
 @pytest.mark.parametrize("unique_key", [None, "k"])
@@ -598,29 +555,26 @@ def test_sessions_that_make_keys_do_not_deadlock(eight: Connection, connect: Any
     assert [row[0] for row in eight.execute("select name from tallybook.rate_state order by name")] == names["makes a"]
 
 
-def _two_at_once(db: Connection, connect: Any, *, known: bool = True) -> list[float]:
-    """Return when each of two sessions that ask for one job at the same moment may start it."""
-    db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
-    return [(start - T) / S for asker in two_at_once(db, connect, "api", known=known) for _, start in asker.started]
-
-
 @pytest.mark.direct("watches which session waits for which")
 def test_two_that_ask_at_once_get_two_turns(db: Connection, connect: Any) -> None:
     """S1-18: the second session waits for the first one's commit, then sees its call."""
-    assert _two_at_once(db, connect) == [0.0, 0.1]
+    db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
+    assert two_at_once(db, connect, "api") == [0.0, 0.1]
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_two_that_are_the_first_of_their_key_get_two_turns(db: Connection, connect: Any) -> None:
     """S1-18: both insert the row of an unused key; the second reads the first one's row once that has committed."""
-    assert _two_at_once(db, connect, known=False) == [0.0, 0.1]
+    db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
+    assert two_at_once(db, connect, "api", known=False) == [0.0, 0.1]
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_control_without_the_lock_two_get_one_turn(db: Connection, connect: Any) -> None:
     """Control: without the lock, both read, then write, and start at the same time: the original's defect."""
     without(db, "_limit_keys", "order by s.name for update) s", "order by s.name) s")
-    assert _two_at_once(db, connect) == [0.0, 0.0]
+    db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
+    assert two_at_once(db, connect, "api") == [0.0, 0.0]
 
 
 def test_a_limit_of_a_queue_and_of_a_task_holds_their_jobs(db: Connection) -> None:
