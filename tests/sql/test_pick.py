@@ -7,16 +7,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.askers import MIN, S, T
+from support.askers import MIN, S, T, put
 from support.database import Connect, Connection, call, one
 from support.hands import states
 from support.sessions import behind, is_blocked
 from support.subjects import forget, push, upsert
 from support.waiting import wait_until
-
-
-def put(db: Connection, n: int = 1, **options: Any) -> list[int]:
-    return [call(db, "enqueue", queue="q", task="note", **options)[0][0] for _ in range(n)]
 
 
 def pick(db: Connection, n: int = 10, at: datetime = T, lock: str = "5 min") -> list[Any]:
@@ -31,7 +27,7 @@ def complete(db: Connection, *picked: Any) -> list[bool]:
 def test_a_pick_is_ended_by_its_lease(db: Connection) -> None:
     """S3-26: pick and complete work without worker_start and heartbeat; a queue that nobody has used is empty."""
     assert pick(db) == []
-    jobs = put(db, 3)
+    jobs = put(db, n=3)
     picked = pick(db)
     assert [job for _, job, _ in picked] == jobs
     assert states(db, *jobs) == ["running"] * 3
@@ -42,7 +38,7 @@ def test_a_pick_is_ended_by_its_lease(db: Connection) -> None:
 
 def test_no_job_is_picked_twice(db: Connection, connect: Any) -> None:
     """S3-26: two callers get ten different jobs each, through one row in `worker`; the others are left."""
-    jobs = put(db, 25)
+    jobs = put(db, n=25)
     first, second = pick(db), pick(connect())
     assert [job for _, job, _ in first + second] == jobs[:20]
     assert db.execute("select name, queues from tallybook.worker").fetchall() == [("pick", ["q"])]
@@ -104,7 +100,7 @@ def test_the_lock_runs_out(db: Connection) -> None:
 
 def test_a_later_pick_does_not_prolong_an_earlier_one(db: Connection) -> None:
     """Each quarter of the lock time has its own worker row, so many picks make few rows and renew no lock."""
-    put(db, 40)
+    put(db, n=40)
     for second in range(0, 300, 10):
         assert len(pick(db, 1, at=T + second * S)) == 1
     leases = db.execute("select lease, seen_at - %s from tallybook.worker order by id", (T,)).fetchall()
@@ -125,8 +121,8 @@ def test_a_failure_waits_for_its_backoff(db: Connection) -> None:
 
 def test_what_may_not_start_is_not_picked(db: Connection) -> None:
     """S1-18: a concurrency limit and a cancel apply to pick as to any worker."""
-    db.execute("select tallybook.concurrency_limit_set('task:note', 2)")
-    cancelled, *jobs = put(db, 5)
+    db.execute("select tallybook.concurrency_limit_set('task:t', 2)")
+    cancelled, *jobs = put(db, n=5)
     db.execute("select tallybook.cancel(%s)", (cancelled,))
     picked = pick(db)
     assert [job for _, job, _ in picked] == jobs[:2]
@@ -138,7 +134,7 @@ def test_what_may_not_start_is_not_picked(db: Connection) -> None:
 
 def test_the_turn_of_an_order_key_comes_one_at_a_time(db: Connection) -> None:
     """pick takes one job of an order key; the next one once that has ended."""
-    first, second = put(db, 2, order_key="k")
+    first, second = put(db, n=2, order_key="k")
     (picked,) = pick(db)
     assert picked[1] == first
     assert pick(db) == []
@@ -159,8 +155,8 @@ QUEUED = {"unique_key": "k", "unique_while": "queued"}
 PRODUCERS = [
     pytest.param(lambda db: put(db, **QUEUED, on_conflict="replace_args", args={"n": 2})[0], None, id="replaces"),
     pytest.param(lambda db: put(db, **QUEUED)[0], None, id="relies on it"),
-    pytest.param(lambda db: upsert(db, "k", task="note", args={"n": 2})[1], "active", id="upserts"),
-    pytest.param(lambda db: forget(db, "k", task="note"), "active", id="forgets"),
+    pytest.param(lambda db: upsert(db, "k", args={"n": 2})[1], "active", id="upserts"),
+    pytest.param(lambda db: forget(db, "k"), "active", id="forgets"),
 ]
 
 
@@ -170,7 +166,7 @@ def test_a_producer_waits_for_a_pick_that_may_have_its_job(
     db: Connection, connect: Connect, change: Callable[[Connection], Any], said: str | None
 ) -> None:
     """A change of a job that an open pick has taken finds it running: what the producer is told then holds."""
-    job = push(db, "k", task="note")[0] if said else put(db, **QUEUED)[0]
+    job = push(db, "k")[0] if said else put(db, **QUEUED)[0]
     picker, producer = connect(autocommit=False), connect()
     ((_, picked, _),) = pick(picker)
     assert picked == job
@@ -188,7 +184,7 @@ def test_a_pick_leaves_a_job_that_a_producer_changes(
     db: Connection, connect: Connect, change: Callable[[Connection], Any], said: str | None
 ) -> None:
     """A pick that meets an open change of a job puts the job back, and nobody waits."""
-    _ = push(db, "k", task="note") if said else put(db, **QUEUED)
+    _ = push(db, "k") if said else put(db, **QUEUED)
     producer = connect(autocommit=False)
     change(producer)
     assert pick(db) == []
