@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from support.database import Connection, Row, one
-from support.hands import Hands, put, states
+from support.hands import Hands, cancel, put, retry, states
 from support.sessions import LANE_LOCK, behind, enqueue, is_blocked, start_worker
 from support.subjects import clock, promote
 from support.waiting import wait_until
@@ -27,14 +27,6 @@ def claim(db: Connection, worker: int, n: int = 100) -> tuple[UUID, list[Row]]:
 def claim_job(db: Connection, worker: int, job: int) -> UUID | None:
     lease = uuid4()
     return lease if one(db, "select tallybook.claim_job(%s, %s, %s)", worker, job, lease) else None
-
-
-def cancel(db: Connection, job: int) -> str:
-    return str(one(db, "select tallybook.cancel(%s)", job))
-
-
-def retry(db: Connection, job: int) -> int:
-    return int(one(db, "select tallybook.retry(%s)", job))
 
 
 def drain(db: Connection) -> list[Row]:

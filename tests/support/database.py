@@ -36,6 +36,11 @@ def call(db: Connection, verb: str, columns: str = "*", **args: Any) -> list[Row
     return db.execute(query, values).fetchall()  # type: ignore[arg-type]
 
 
+def miscounted(db: Connection) -> list[Row]:
+    """Return the differences of the counters from a recount."""
+    return db.execute("select * from tallybook.verify()").fetchall()
+
+
 def dump(db: Connection) -> str:
     """Return every row of every table and view of the schema as text, with bytea in both of PostgreSQL's formats."""
     names = db.execute(

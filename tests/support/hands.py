@@ -156,6 +156,15 @@ def resolve(db: Connection, *parents: int) -> Row:
     return row
 
 
+def cancel(db: Connection, job: int, reason: str | None = None) -> str:
+    return str(one(db, "select tallybook.cancel(%s, %s)", job, reason))
+
+
+def retry(db: Connection, job: int) -> int:
+    """Retry a dead or cancelled job; return its attempt."""
+    return int(one(db, "select tallybook.retry(%s)", job))
+
+
 def states(db: Connection, *jobs: int) -> list[str]:
     """Return the states of these jobs in the view."""
     rows = dict(db.execute("select id, state from tallybook.job where id = any (%s)", (list(jobs),)).fetchall())
