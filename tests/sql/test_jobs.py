@@ -10,7 +10,7 @@ import pytest
 
 from support.broken import without
 from support.chance import THOROUGH
-from support.database import Connect, Connection, one
+from support.database import Connect, Connection, call, one
 from support.hands import Hands, Job, put, put_many, states
 from support.job_lists import STATES, differences, ids, page, pages, some_filters
 from support.sessions import crossed, rows_read
@@ -19,12 +19,7 @@ from support.subjects import clock, promote, push
 LATER = datetime.now(UTC) + timedelta(days=1)
 
 
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db, "q", "r")
-
-
-def test_pages_join_to_the_list(db: Connection, hands: Hands) -> None:
+def test_pages_join_to_the_list(db: Connection) -> None:
     """Jobs are listed newest first, in pages, of all queues or of one."""
     jobs = [put(db, queue="q" if n % 2 else "r", args={"n": n}) for n in range(10)]
     assert ids(db) == jobs[::-1]
@@ -45,26 +40,20 @@ def test_jobs_are_listed_beside_an_open_transaction(db: Connection, hands: Hands
     assert sorted(ids(db, states=["available"])) == sorted([last, job])
 
 
-def done(db: Connection, verb: str, jobs: list[int], *more: object) -> list[tuple[Any, ...]]:
-    marks = ", %s" * len(more)
-    query = f"select * from tallybook.{verb}(%s::bigint[]{marks})"  # noqa: S608
-    return db.execute(query, (jobs, *more)).fetchall()  # type: ignore[arg-type]
-
-
 def test_many_are_cancelled_retried_and_dropped(db: Connection, hands: Hands) -> None:
     """Each job has its own answer, once; one that has ended or does not exist stops no other."""
     over, runs, dies, stands = (put(db) for _ in range(4))
     first, second, third = hands.start(3)
     hands.complete(first)
     hands.fail(third, final=True)
-    assert done(db, "cancel_jobs", [stands, runs, over, 99, over], "no more") == [
+    assert call(db, "cancel_jobs", jobs=[stands, runs, over, 99, over], reason="no more") == [
         (over, "refused", f"job {over} is completed already"),
         (runs, "cancelling", None),
         (stands, "cancelled", None),
         (99, "unknown", "there is no job 99"),
     ]
     hands.say("cancel_running", second)
-    assert done(db, "retry_jobs", [dies, stands, over, 99]) == [
+    assert call(db, "retry_jobs", jobs=[dies, stands, over, 99]) == [
         (over, "refused", f"job {over} is not dead or cancelled. It is completed"),
         (dies, "retried", "attempt 2"),
         (stands, "retried", "attempt 2"),
@@ -73,7 +62,7 @@ def test_many_are_cancelled_retried_and_dropped(db: Connection, hands: Hands) ->
     assert states(db, over, runs, dies, stands) == ["completed", "cancelled", "available", "available"]
     for job in hands.start():
         hands.fail(job, final=True)
-    assert done(db, "drop_jobs", [stands, over, 99]) == [
+    assert call(db, "drop_jobs", jobs=[stands, over, 99]) == [
         (over, "refused", f"job {over} is completed"),
         (stands, "dropped", None),
         (99, "unknown", "there is no job 99"),
@@ -90,7 +79,7 @@ def test_retries_of_the_same_dead_letters_do_not_deadlock(db: Connection, hands:
     both = crossed(
         db, connect, lambda third: third.execute("select tallybook.retry(%s)", (jobs[1],)),
         lambda conn: conn.execute("select * from tallybook.retry_dead()").fetchone(),
-        lambda conn: [how for _, how, _ in done(conn, "retry_jobs", jobs)],
+        lambda conn: [how for _, how, _ in call(conn, "retry_jobs", jobs=jobs)],
     )  # fmt: skip
     assert both in ([(3, 0), ["refused"] * 3], [(0, 3), ["retried"] * 3])
     assert states(db, *jobs) == ["available"] * 3
@@ -101,7 +90,7 @@ def test_at_most_a_thousand_at_once(db: Connection, verb: str) -> None:
     """More than 1000 ids are refused before any job is changed."""
     job = put(db)
     with pytest.raises(psycopg.Error, match="at most 1000 ids") as said:
-        done(db, verb, [job, *range(2, 1002)])
+        call(db, verb, jobs=[job, *range(2, 1002)])
     assert said.value.sqlstate == "TB005"
     with pytest.raises(psycopg.Error, match="at most 1000 ids"):
         db.execute(f"select tallybook.{verb}(array[1, null]::bigint[])")  # type: ignore[arg-type]
@@ -161,7 +150,7 @@ class Shop:
                 self.hands.one("select tallybook.claim_job(%s, %s, %s)", self.hands.worker, some[0], lease)
                 self.taken += [job for job in self.hands.claimed_jobs(lease) if not job.cancelled and not job.postponed]
             return
-        done(self.db, verb, some)
+        call(self.db, verb, jobs=some)
 
     def step(self) -> None:
         self.rng.choice([self.put, self.put, self.end, self.end, self.end, self.person, self.promote])()
@@ -285,10 +274,6 @@ def started(db: Connection, job: int) -> datetime:
     return one(db, "select max(started_at) from tallybook.attempt where job_id = %s", job)
 
 
-def ended(db: Connection, job: int) -> datetime:
-    return one(db, "select max(ended_at) from tallybook.attempt where job_id = %s", job)
-
-
 def test_from_line_to_end(db: Connection, hands: Hands) -> None:
     """S1-02: updated_at is the time of the enqueue, then the claim, then the end; last_attempt_at is the claim's."""
     job = put(db)
@@ -298,14 +283,14 @@ def test_from_line_to_end(db: Connection, hands: Hands) -> None:
     claimed_at = started(db, job)
     assert times(db, job) == ("running", claimed_at, claimed_at)
     hands.complete(attempt)
-    assert times(db, job) == ("completed", ended(db, job), claimed_at)
+    assert times(db, job) == ("completed", one(db, "select ended_at from tallybook.attempt"), claimed_at)
 
 
 def test_through_a_failure(db: Connection, hands: Hands) -> None:
     """updated_at is the failure, then the due time, then the death; last_attempt_at is the newest start."""
     job = put(db)
     hands.fail(hands.start()[0], "1 h")
-    first, failed_at = started(db, job), ended(db, job)
+    first, failed_at = started(db, job), one(db, "select ended_at from tallybook.attempt where attempt = 1")
     assert times(db, job) == ("retrying", failed_at, first)
     db.execute("update tallybook.scheduled set run_at = clock_timestamp()")
     due_at = one(db, "select run_at from tallybook.scheduled")

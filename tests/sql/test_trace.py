@@ -18,11 +18,6 @@ HEADERS = Jsonb({"trace": "x", "links": LINKS})
 FAR = datetime.fromisoformat("2040-01-01T00:00:00+00:00")
 
 
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db, "q", "r")
-
-
 def trace(db: Connection, **named: Any) -> list[tuple[int, int, str]]:
     """Return the job, attempt and event of each row, in the order of the call."""
     return [(row["job_id"], row["attempt"], row["event"]) for row in rows(db, **named)]
@@ -36,8 +31,9 @@ def linked(db: Connection, **links: Any) -> list[int]:
     return sorted(row[0] for row in db.execute("select tallybook._linked(%s, 100)", (Jsonb(links),)))
 
 
-def test_a_link_is_followed_across_queues(db: Connection, hands: Hands) -> None:
+def test_a_link_is_followed_across_queues(db: Connection) -> None:
     """S4-02: the jobs of one submission, of several tasks and queues, are traced event by event in order of time."""
+    hands = Hands(db, "q", "r")
     first = put(db, headers=HEADERS, args={"n": 1})
     put(db, headers={"links": {"submission": 43}})
     put(db)
@@ -67,8 +63,9 @@ def test_a_link_is_followed_across_queues(db: Connection, hands: Hands) -> None:
     assert rows(db, links={"submission": 42}, max_events=3) == found[-3:], "the newest so many, still in order"
 
 
-def test_a_subject_is_followed(db: Connection, hands: Hands) -> None:
+def test_a_subject_is_followed(db: Connection) -> None:
     """S3-35: a subject's trace lists each step with its args, across queues and all jobs that the subject has had."""
+    hands = Hands(db, "q", "r")
     job, _ = push(db, "doc", args={"n": 1})
     other, _ = push(db, "doc", task="u", queue="r")
     push(db, "other")
