@@ -249,8 +249,7 @@ def test_bulk_enqueue_skips_what_is_there(db: Connection) -> None:
     """S3-11: one statement enqueues 500 jobs; those whose key has a live job are skipped and reported."""
     there = one(db, "select tallybook.enqueue('files', 'scan', unique_key => 'file 7')")
     n = 500
-    ids, created = row(
-        db,
+    ((ids, created),) = db.execute(
         "select * from tallybook.enqueue_many(array_fill('files'::text, array[%(n)s]),"
         " array_fill('scan'::text, array[%(n)s]),"
         " array(select format('{\"n\": %%s}', i) from generate_series(1, %(n)s) i),"
@@ -265,7 +264,7 @@ def test_bulk_enqueue_skips_what_is_there(db: Connection) -> None:
 
 def test_bulk_enqueue_of_nothing(db: Connection) -> None:
     """S3-11: an empty batch is no error and creates no job."""
-    assert row(db, "select * from tallybook.enqueue_many('{}', '{}', '{}')") == ([], [])
+    assert db.execute("select * from tallybook.enqueue_many('{}', '{}', '{}')").fetchone() == ([], [])
 
 
 def test_bulk_enqueue_with_a_bad_job_puts_none_in(db: Connection) -> None:
@@ -335,10 +334,10 @@ def test_a_claim_takes_no_more_than_asked_for(db: Connection) -> None:
         one(db, "select tallybook.enqueue('mail', 'send')")
     worker = start(db)
     call = "select jobs, claim_id is null from tallybook.claim(%s, '{mail,files}', %s, gen_random_uuid())"
-    assert row(db, call, [worker, [2, 5]]) == (2, False)
-    assert row(db, call, [worker, [0, 5]]) == (0, True)
-    assert row(db, call, [worker, [5, 5]]) == (1, False)
-    assert row(db, call, [worker, [5, 5]]) == (0, True)
+    assert db.execute(call, [worker, [2, 5]]).fetchone() == (2, False)
+    assert db.execute(call, [worker, [0, 5]]).fetchone() == (0, True)
+    assert db.execute(call, [worker, [5, 5]]).fetchone() == (1, False)
+    assert db.execute(call, [worker, [5, 5]]).fetchone() == (0, True)
 
 
 def test_only_what_is_due_is_claimed(db: Connection) -> None:
@@ -349,7 +348,7 @@ def test_only_what_is_due_is_claimed(db: Connection) -> None:
     worker = start(db)
     one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '2 days', at => %s)", claim(db, worker), job, now)
     for at, due in ((now, []), (now + 1.5 * DAY, [later]), (now + 3 * DAY, [job])):
-        promoted, next_run_at = row(db, "select promoted, next_run_at from tallybook.promote(at => %s)", [at])
+        ((promoted, next_run_at),) = db.execute("select promoted, next_run_at from tallybook.promote(at => %s)", [at])
         assert promoted == len(due)
         assert claimed_jobs(db, claim(db, worker)) == due
         assert (next_run_at is None) == (due == [job])
@@ -452,7 +451,7 @@ def test_errors_are_kept(db: Connection) -> None:
     job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
     for n in (1, 2):
         fail_once(db, worker, job, n)
-    last, errors = row(db, "select last_error, errors from tallybook.job where id = %s", [job])
+    ((last, errors),) = db.execute("select last_error, errors from tallybook.job where id = %s", [job])
     assert last == "no luck 2"
     assert [(error["attempt"], error["message"]) for error in errors] == [(1, "no luck 1"), (2, "no luck 2")]
     assert all(datetime.fromisoformat(error["at"]) for error in errors)
@@ -787,12 +786,6 @@ def test_an_end_by_a_stranger_is_refused(db: Connection) -> None:
 
 
 # Helpers.
-
-
-def row(conn: Connection, statement: str, params: Any = None) -> tuple[Any, ...]:
-    found = conn.execute(statement, params).fetchone()
-    assert found is not None
-    return tuple(found)
 
 
 def see(db: Connection, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
