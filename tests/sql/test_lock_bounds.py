@@ -107,30 +107,24 @@ def test_the_locks_of_order_keys_are_bounded(db: Connection) -> None:
     assert hands.one("select count(*) from tallybook.waiting") == 0
 
 
-def _retried_twice(db: Connection, connect: Connect) -> list[Any]:
-    """Return the answers to two people who retry one cancelled job at the same moment."""
+@pytest.mark.parametrize("guarded", [True, False], ids=["guard", "control"])
+def test_two_people_retry_one_cancelled_job(db: Connection, connect: Connect, guarded: bool) -> None:
+    """The second waits for the first, then gets TB005, because the job is no longer cancelled."""
+    if not guarded:  # without the lock on the row of its newest attempt both retry the job
+        without(db, "retry", "order by x.attempt desc limit 1 for update;", "order by x.attempt desc limit 1;")
     cancelled(db, 1)
     first, second = connect(autocommit=False), connect()
-    answers = first.execute(RETRY).fetchall()
+    assert first.execute(RETRY).fetchall() == [(2,)]
     with behind(second) as pool:
         waiting = pool.submit(second.execute, RETRY)
         wait_until(lambda: waiting.done() or is_blocked(db, second), "it waits")
         first.commit()
-        try:
-            return answers + waiting.result(60).fetchall()
-        except psycopg.Error as error:
-            return [*answers, error.sqlstate]
-
-
-def test_two_people_retry_one_cancelled_job(db: Connection, connect: Connect) -> None:
-    """The second waits for the first, then gets TB005, because the job is no longer cancelled."""
-    assert _retried_twice(db, connect) == [(2,), "TB005"]
-
-
-def test_control_without_the_lock_of_the_attempt(db: Connection, connect: Connect) -> None:
-    """Control: without the lock on the row of its newest attempt both retry the job."""
-    without(db, "retry", "order by x.attempt desc limit 1 for update;", "order by x.attempt desc limit 1;")
-    assert _retried_twice(db, connect) == [(2,), (2,)]
+        if not guarded:
+            assert waiting.result(60).fetchall() == [(2,)]
+            return
+        with pytest.raises(psycopg.Error) as refused:
+            waiting.result(60)
+        assert refused.value.sqlstate == "TB005"
 
 
 # --- a transaction that changes more jobs than it has locks for ----------------------------------------------------
@@ -139,8 +133,11 @@ CHANGED = 200
 """More than the 128 jobs that have a lock each."""
 
 
-def _started_meanwhile(db: Connection, connect: Connect) -> tuple[set[str], list[Any]]:
-    """Change 200 of 210 jobs in an open transaction; return which may start, and the args after the commit."""
+@pytest.mark.parametrize("guarded", [True, False], ids=["guard", "control"])
+def test_what_a_crowd_changes_waits_for_it(db: Connection, connect: Connect, guarded: bool) -> None:
+    """Jobs beyond the 128 with a lock of their own also wait for the producer and see its rows; other tasks do not."""
+    if not guarded:  # without the probe of the task's lock, jobs start with the old args
+        without(db, "_amendment_state", "or p_crowd and not", "or false and not")
     hands, producer = Hands(db), connect()
     jobs = dict(zip(names(CHANGED + 10), keyed(db, names(CHANGED + 10), "skip"), strict=True))
     (other,) = keyed(db, ["other"], "skip", task="another task")
@@ -155,21 +152,11 @@ def _started_meanwhile(db: Connection, connect: Connect) -> tuple[set[str], list
     (lease,) = {job.lease for job in claimed}
     after = hands.claimed_jobs(lease)
     assert not any(job.changing for job in after)
-    return free, [job.args["n"] for job in after if called[job.id] in names(CHANGED)]
-
-
-def test_what_a_crowd_changes_waits_for_it(db: Connection, connect: Connect) -> None:
-    """Jobs beyond the 128 with a lock of their own also wait for the producer and see its rows; other tasks do not."""
-    free, numbers = _started_meanwhile(db, connect)
-    assert free == {"other"}
-    assert numbers == [2] * (CHANGED - 1)
-
-
-def test_control_without_the_lock_of_the_task(db: Connection, connect: Connect) -> None:
-    """Control: without the probe of the task's lock, jobs that the open transaction changes start with the old args."""
-    without(db, "_amendment_state", "or p_crowd and not", "or false and not")
-    free, _ = _started_meanwhile(db, connect)
-    assert free >= {"other", "k99"}  # the last in the order of keys
+    if guarded:
+        assert free == {"other"}
+        assert [job.args["n"] for job in after if called[job.id] in names(CHANGED)] == [2] * (CHANGED - 1)
+    else:
+        assert free >= {"other", "k99"}  # the last in the order of keys
 
 
 def test_few_changes_hold_only_what_they_change(db: Connection, connect: Connect) -> None:

@@ -58,6 +58,13 @@ def blocked_by(db: Connection, conn: Connection) -> list[int]:
     return list(one(db, "select pg_blocking_pids(%s)", conn.info.backend_pid))
 
 
+@pytest.fixture(scope="module")
+def quiet() -> Iterator[Server]:
+    """A server without other tests: a claim looks once more for each transaction that runs anywhere on the server."""
+    with temporary_server(int(os.environ.get("TALLYBOOK_TEST_PG") or 18)) as server:
+        yield server
+
+
 # --- 1: the look without the lock ----------------------------------------------------------------------------------
 
 
@@ -98,7 +105,7 @@ def test_a_claim_that_waited_for_its_lane_passes_over_nothing(db: Connection, co
 
 
 @pytest.mark.direct("has a server of its own")
-def test_control_a_claim_that_looks_at_its_own_entry() -> None:
+def test_control_a_claim_that_looks_at_its_own_entry(quiet: Server) -> None:
     """Review 1, control: if a claim trusts what it saw of its own entry, the other's second job is lost."""
     # A _next that sees the caller's own entries as well.
     naive_next = """
@@ -108,9 +115,9 @@ language sql as $$
    where e.lane_id = p_lane_id and e.retention = p_retention
      and e.xid > (select c.pos_xid from tallybook.claim c where c.lane_id = p_lane_id order by c.number desc limit 1)
    order by e.xid limit 1 $$"""
-    # A server of its own: the job is not lost if another test's transaction with a higher id has just ended.
-    with temporary_server() as server, ExitStack() as stack:
-        dsn = server.create_database("control")
+    # Elsewhere the job is not lost if another test's transaction with a higher id has just ended.
+    with ExitStack() as stack:
+        dsn = quiet.create_database("control")
 
         def connect(**options: Any) -> Connection:
             return stack.enter_context(psycopg.connect(dsn, **{"autocommit": True, **options}))
@@ -295,32 +302,23 @@ def test_a_session_that_comes_back_has_its_grace_again(db: Connection, connect: 
     assert rescue(db, start + 5.5 * S) == (1, 0)
 
 
-def lost_alone(db: Connection, connect: Any, *, there: bool) -> Row | None:
-    """Let a job be alone with three silent workers, with or without their sessions; return its state and crashes."""
+@pytest.mark.direct("a worker holds a lock of its session")
+@pytest.mark.parametrize("sessions", ["are there", "are gone", "are not looked for: control"])
+def test_no_job_is_buried_for_a_worker_that_the_network_hides(db: Connection, connect: Any, sessions: str) -> None:
+    """P8: a silent worker whose session is there may live: a job that it had alone is available after three crashes."""
+    if "control" in sessions:
+        without(db, "_rescue_attempts", "and v_died")
     (job,) = enqueue(db)
     for _ in range(3):
         worker, start = start_worker(db, session=True), clock(db)
         claim(db, worker)
         heartbeat = connect()
-        if there:
+        if sessions != "are gone":
             heartbeat.execute("select pg_advisory_lock_shared(1413565443, %s)", [worker])
         assert rescue(db, start + 31 * S) == (0, 1)
         assert rescue(db, start + 45 * S) == (1, 0)
-    return db.execute("select state, crashes from tallybook.job where id = %s", [job]).fetchone()
-
-
-@pytest.mark.direct("a worker holds a lock of its session")
-def test_no_job_is_buried_for_a_worker_that_the_network_hides(db: Connection, connect: Any) -> None:
-    """P8: a silent worker whose session is there may live: a job that it had alone is available after three crashes."""
-    assert lost_alone(db, connect, there=True) == ("available", 3)
-
-
-@pytest.mark.direct("a worker holds a lock of its session")
-def test_control_silence_buries_the_innocent(db: Connection, connect: Any) -> None:
-    """Control: without the check of sessions the job is dead; if the sessions have gone, it is dead in any case."""
-    assert lost_alone(db, connect, there=False) == ("dead", 3)
-    without(db, "_rescue_attempts", "and v_died")
-    assert lost_alone(db, connect, there=True) == ("dead", 3)
+    ended = db.execute("select state, crashes from tallybook.job where id = %s", [job]).fetchone()
+    assert ended == ("available" if sessions == "are there" else "dead", 3)
 
 
 def test_a_session_that_comes_back_finds_its_lock_free(db: Connection, connect: Any) -> None:
@@ -355,13 +353,6 @@ def test_promote_keeps_the_order(db: Connection, analyzed: bool) -> None:
         from tallybook.entry window line as (partition by lane_id order by xid, seq)) e
      where xid = xid_before and (run_at, failures) < (run_at_before, failures_before)"""
     assert one(db, query) == 0
-
-
-@pytest.fixture(scope="module")
-def quiet() -> Iterator[Server]:
-    """A server without other tests: a claim looks once more for each transaction that runs anywhere on the server."""
-    with temporary_server(int(os.environ.get("TALLYBOOK_TEST_PG") or 18)) as server:
-        yield server
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
@@ -145,8 +145,13 @@ def test_a_frozen_client_holds_up_no_claim(db: Connection, quick: Any) -> None:
     frozen.pgconn.finish()
 
 
-def _opposite_orders(db: Connection, connect: Any) -> None:
-    """Run two claimers that each hold an empty lane and see work in the lane of the other."""
+@pytest.mark.direct("watches which session waits for which")
+@pytest.mark.parametrize("control", [False, True], ids=["guard", "control"])
+def test_two_lanes_in_opposite_order(db: Connection, connect: Any, control: bool) -> None:
+    """Trap 3: two claimers that reach two lanes in opposite order do not deadlock."""
+    if control:  # a claim waits for every lane, not only for its first
+        without(db, "claim", "if turn = 1 then", "if turn > 0 then")
+    # Two claimers each hold an empty lane and see work in the lane of the other.
     producer, first, second, left, right = (connect() for _ in range(5))
     workers = [start_worker(db, "a", "b") for _ in range(4)]
     for conn in (producer, first, second):
@@ -157,7 +162,8 @@ def _opposite_orders(db: Connection, connect: Any) -> None:
     enqueue(db, "b")
     drain(db, "a")
     drain(db, "b")
-    with behind(left, right) as pool:
+    deadlock = pytest.raises(errors.DeadlockDetected) if control else nullcontext()
+    with deadlock, behind(left, right) as pool:
         producer.execute("begin")
         enqueue(producer, "b")  # the older transaction, so b goes before a for a claimer that sees both
         enqueue(db, "a")
@@ -173,39 +179,20 @@ def _opposite_orders(db: Connection, connect: Any) -> None:
         other_way = pool.submit(claim, right, workers[3], ["a", "b"])
         wait_until(lambda: is_blocked(db, right), "the right claimer to wait for lane b")
         first.execute("commit")
-        wait_until(
-            lambda: (
-                one_way.done()
-                or one(
-                    db,
-                    "select count(*) = 2 from pg_locks where not granted and classid = %s and database = "
-                    "(select oid from pg_database where datname = current_database())",
-                    LANE_LOCK,
-                )
-            ),
-            "the left claimer to come to lane b",
+        both_wait = (
+            "select count(*) = 2 from pg_locks where not granted and classid = %s and database = "
+            "(select oid from pg_database where datname = current_database())"
         )
+        wait_until(lambda: one_way.done() or one(db, both_wait, LANE_LOCK), "the left claimer to come to lane b")
         enqueue(db, "a")
         second.execute("commit")
         for waiting in (one_way, other_way):
             waiting.result(timeout=20)
+    if control:
+        return
     left.execute("commit")
     right.execute("commit")
     assert len(drain(db, "a")) + len(drain(db, "b")) <= 1
-
-
-@pytest.mark.direct("watches which session waits for which")
-def test_two_lanes_in_opposite_order(db: Connection, connect: Any) -> None:
-    """Trap 3: two claimers that reach two lanes in opposite order do not deadlock."""
-    _opposite_orders(db, connect)
-
-
-@pytest.mark.direct("watches which session waits for which")
-def test_control_two_lanes_in_opposite_order(db: Connection, connect: Any) -> None:
-    """Trap 3, control: a claim that waits for every lane, not only for its first, deadlocks in the same steps."""
-    without(db, "claim", "if turn = 1 then", "if turn > 0 then")
-    with pytest.raises(errors.DeadlockDetected):
-        _opposite_orders(db, connect)
 
 
 def test_claimers_over_two_queues_do_not_deadlock(db: Connection, connect: Any) -> None:
@@ -843,15 +830,6 @@ def test_many_holes(db: Connection, connect: Any) -> None:
                    " left join tallybook.outcome o on o.entry_xid = e.xid and o.entry_seq = e.seq")  # fmt: skip
 
 
-@contextmanager
-def pinned(conn: Connection) -> Iterator[None]:
-    """Hold an old snapshot, which holds back vacuum."""
-    conn.execute("begin isolation level repeatable read")
-    conn.execute("select pg_current_xact_id()")
-    yield
-    conn.execute("rollback")
-
-
 def test_a_unique_key_stays_flat_under_a_pinned_horizon(db: Connection, connect: Any) -> None:
     """Trap 14: after 800 uses while vacuum is held back, a unique key costs as many page reads as at first."""
     worker = start_worker(db)
@@ -864,26 +842,26 @@ def test_a_unique_key_stays_flat_under_a_pinned_horizon(db: Connection, connect:
           end loop;
         end $$""")
     query = "select tallybook.enqueue('q', 'work', unique_key => 'k')"
-    with pinned(connect()):
-        db.execute(use.format(50, worker))
-        first = buffers(db, query)
-        db.execute(use.format(800, worker))
-        assert one(db, "select count(*) from tallybook.entry") == 850
-        assert buffers(db, query) < first * 1.5 + 10
+    connect().execute("begin isolation level repeatable read; select pg_current_xact_id()")  # it holds back vacuum
+    db.execute(use.format(50, worker))
+    first = buffers(db, query)
+    db.execute(use.format(800, worker))
+    assert one(db, "select count(*) from tallybook.entry") == 850
+    assert buffers(db, query) < first * 1.5 + 10
 
 
 def test_promote_stays_flat_under_a_pinned_horizon(db: Connection, connect: Any) -> None:
     """Trap 14: promote from its watermark does not read what it promoted while vacuum is held back."""
     query = "select * from tallybook.promote(after => %s, at => clock_timestamp() + interval '1 h')"
-    with pinned(connect()):
-        last = None
-        for turn in range(5):
-            db.execute(
-                "select tallybook.enqueue('q', 'work', run_at => now() + make_interval(mins => %s, secs => n / 100.0))"
-                " from generate_series(1, 500) n",
-                [5 * turn + 1],
-            )
-            _, last, _ = db.execute(query, [last]).fetchone() or (0, None, None)
-        cost = buffers(db, query, last)
-        assert cost < 60
-        assert buffers(db, query, None) > cost
+    connect().execute("begin isolation level repeatable read; select pg_current_xact_id()")  # it holds back vacuum
+    last = None
+    for turn in range(5):
+        db.execute(
+            "select tallybook.enqueue('q', 'work', run_at => now() + make_interval(mins => %s, secs => n / 100.0))"
+            " from generate_series(1, 500) n",
+            [5 * turn + 1],
+        )
+        _, last, _ = db.execute(query, [last]).fetchone() or (0, None, None)
+    cost = buffers(db, query, last)
+    assert cost < 60
+    assert buffers(db, query, None) > cost
