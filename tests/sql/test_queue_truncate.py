@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 
@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from support.broken import without
-from support.database import Connect, Connection, call, one
+from support.database import Connect, Connection, call, miscounted, one
 from support.hands import Hands, child, put, put_many, states
 from support.sessions import behind, is_blocked
 from support.subjects import end, push
@@ -68,7 +68,7 @@ select available, scheduled, retrying, waiting, running, cancelled from tallyboo
     assert errors.fetchall() == [({"message": "truncated", "by": "ada"},)]
     for table in ("scheduled", "waiting", "tombstone", "order_line", "parent", "concurrency_line"):
         assert hands.one(f"select count(*) from tallybook.{table}") == 0, table  # noqa: S608
-    assert db.execute("select * from tallybook.verify()").fetchall() == [], "and the counters know it"
+    assert miscounted(db) == [], "and the counters know it"
     hands.complete(running)
     assert hands.run_all() == []
     assert put(db, unique_key="u") not in gone  # its key is free
@@ -207,22 +207,19 @@ def test_an_old_snapshot_is_refused(db: Connection, connect: Connect, hands: Han
     assert said.value.sqlstate == "TB003"
 
 
-class Crowd:
-    """Producers, claimers that complete and fail, promoters and truncates, side by side."""
+@pytest.mark.direct("several sessions beside one another, some with transactions that stay open")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_truncates_beside_everybody_else(connect: Connect, seed: int) -> None:  # noqa: PLR0915  threads of three kinds
+    """S3-36: beside producers, claimers, failures and promotes no job is lost, run after its end, or ended twice."""
+    given: list[int] = []
+    ran: list[int] = []
+    wrong: list[str] = []
+    done = threading.Event()
 
-    def __init__(self, connect: Connect, seed: int, jobs: int) -> None:
-        self.connect, self.seed, self.per_producer = connect, seed, jobs // 3
-        self.problems: list[str] = []
-        self.put: list[int] = []
-        self.ran: list[int] = []
-        self.cancelled = 0
-        self.done = threading.Event()
-
-    def produce(self, number: int) -> None:
-        dice, conn = random.Random(self.seed + number), self.connect()
+    def produce(dice: random.Random, conn: Connection) -> None:
         conn.autocommit = False
         open_: list[int] = []
-        for _ in range(self.per_producer):
+        for _ in range(80):
             more: dict[str, Any] = {"priority": dice.choice([1, 2])}
             match dice.randrange(6):
                 case 0:
@@ -238,91 +235,64 @@ class Crowd:
                     continue
                 case _:
                     conn.commit()
-                    self.put.extend(open_)
+                    given.extend(open_)
                     open_ = []
         conn.commit()
-        self.put.extend(open_)
+        given.extend(open_)
 
-    def work(self, number: int) -> None:
-        dice, conn = random.Random(self.seed + 10 + number), self.connect()
+    def work(dice: random.Random, conn: Connection) -> None:
         hands = Hands(conn)
-        while True:
-            finishing = self.done.is_set()
+        still_open = "select count(*) from tallybook.job where state not in ('completed', 'cancelled')"
+        while not (finishing := done.is_set()) or one(conn, still_open):
             conn.execute("select tallybook.promote()")
             conn.execute("select tallybook._release_missed()")
-            jobs = []
-            for job in hands.claim(dice.choice([1, 3, 20])):
+            jobs = hands.claim(dice.choice([1, 3, 20]))
+            for job in jobs:
                 if job.cancelled:
                     hands.say("cancel_running", job)
-                else:
-                    jobs.append(job)
+            jobs = [job for job in jobs if not job.cancelled]
             ready, _ = hands.turn(jobs, patient=False) if jobs else ([], [])
-            for job in jobs:
-                if job.id not in ready:
-                    continue
+            for job in [job for job in jobs if job.id in ready]:
                 if (shown := states(conn, job.id)) != ["running"]:
-                    self.problems.append(f"job {job.id} was handed out and is {shown}")
+                    wrong.append(f"job {job.id} was handed out and is {shown}")
                 if dice.random() < 0.2 and not finishing:
                     hands.fail(job, "10 ms")
-                elif hands.say("complete", job) is not True:
-                    self.problems.append(f"the end of job {job.id} was refused")
+                elif hands.say("complete", job) is True:
+                    ran.append(job.id)
                 else:
-                    self.ran.append(job.id)
-            still_open = "select count(*) from tallybook.job where state not in ('completed', 'cancelled')"
-            if finishing and one(conn, still_open) == 0:
-                return
+                    wrong.append(f"the end of job {job.id} was refused")
 
-    def truncate(self, number: int) -> None:
-        dice, conn = random.Random(self.seed + 20 + number), self.connect()
-        while not self.done.is_set():
+    def cancel(dice: random.Random, conn: Connection) -> int:
+        cancelled = 0
+        while not done.is_set():
             some = dice.choice([None, ["available"], ["scheduled", "retrying", "waiting"]])
-            self.cancelled += truncate(conn, states=some, max_jobs=dice.choice([1, 7, 100]))[0]
+            cancelled += truncate(conn, states=some, max_jobs=dice.choice([1, 7, 100]))[0]
+        return cancelled
 
-    def run(self) -> list[str]:
-        def safely(work: Callable[[int], None], number: int) -> None:
-            try:
-                work(number)
-            except Exception as error:  # reported below
-                self.problems.append(f"{type(error).__name__}: {error}")
-                self.done.set()
-
-        setup = self.connect()
-        put(setup)
-        truncate(setup)
-        producers = [threading.Thread(target=safely, args=(self.produce, n)) for n in range(3)]
-        others = [threading.Thread(target=safely, args=(self.work, n)) for n in range(2)]
-        others += [threading.Thread(target=safely, args=(self.truncate, n)) for n in range(2)]
-        for thread in (*producers, *others):
-            thread.start()
-        for thread in producers:
-            thread.join()
-        self.done.set()
-        for thread in others:
-            thread.join(30)
-            if thread.is_alive():
-                self.problems.append("it does not end")
-        rows = dict(setup.execute("select id, state from tallybook.job").fetchall())
-        if lost := [job for job in self.put if rows.get(job) not in ("completed", "cancelled")]:
-            self.problems.append(f"{len(lost)} jobs are lost or open: {[(job, rows.get(job)) for job in lost[:3]]}")
-        if len(self.ran) != len(set(self.ran)):
-            self.problems.append("a job ended twice")
-        if wrong := [job for job in self.ran if rows.get(job) != "completed"]:
-            self.problems.append(f"{len(wrong)} jobs ran and are not completed")
-        ends = "select job_id from tallybook.attempt where state in ('completed', 'cancelled')"
-        if twice := setup.execute(f"{ends} group by job_id having count(*) > 1").fetchall():
-            self.problems.append(f"{twice} have two ends")
-        if differences := setup.execute("select * from tallybook.verify()").fetchall():
-            self.problems.append(f"the counters differ: {differences}")
-        return self.problems
-
-
-@pytest.mark.direct("several sessions beside one another, some with transactions that stay open")
-@pytest.mark.parametrize("seed", [1, 2])
-def test_truncates_beside_everybody_else(connect: Connect, seed: int) -> None:
-    """S3-36: beside producers, claimers, failures and promotes no job is lost, run after its end, or ended twice."""
-    crowd = Crowd(connect, seed, 240)
-    assert crowd.run() == []
-    assert crowd.cancelled > 0
+    db = connect()
+    put(db)
+    truncate(db)
+    with ThreadPoolExecutor(7) as pool:
+        producers, workers, truncates = (
+            [pool.submit(part, random.Random(first + seed + n), connect()) for n in range(count)]
+            for part, first, count in ((produce, 0, 3), (work, 10, 2), (cancel, 20, 2))
+        )
+        try:
+            for producer in producers:
+                producer.result()
+        finally:
+            done.set()
+        for worker in workers:
+            worker.result(timeout=30)
+        assert sum(calls.result() for calls in truncates) > 0
+    assert wrong == []
+    ends = dict(db.execute("select id, state from tallybook.job").fetchall())
+    assert [job for job in given if ends.get(job) not in ("completed", "cancelled")] == [], "they are lost, or open"
+    assert len(ran) == len(set(ran))
+    assert [job for job in ran if ends.get(job) != "completed"] == []
+    ended = "select job_id from tallybook.attempt where state in ('completed', 'cancelled')"
+    assert db.execute(f"{ended} group by job_id having count(*) > 1").fetchall() == [], "they have two ends"
+    assert miscounted(db) == []
 
 
 @pytest.mark.direct("two sessions, one waits for the other's lock")
