@@ -16,15 +16,8 @@ from support.waiting import wait_until
 LATER = datetime.now(UTC) + timedelta(days=1)
 
 
-def listening(connect: Connect, channel: str) -> Connection:
-    """Return a session that listens to this channel, and to the notification that ends `heard`."""
-    ear = connect()
-    ear.execute(f"listen {channel}; listen until_here".encode())
-    return ear
-
-
 def heard(db: Connection, ear: Connection) -> list[dict[str, Any]]:
-    """Return what has been published to this session so far, in the order of the commits."""
+    """Return what has been published so far to a session that listens to until_here, too, in the order of commits."""
     db.execute("notify until_here")
     said = []
     for word in ear.notifies(timeout=60):
@@ -161,7 +154,8 @@ def test_what_goes_by_another_part_keeps_its_class(db: Connection, hands: Hands)
 @pytest.mark.direct("listens")
 def test_pause_and_resume_are_published(db: Connection, connect: Connect, hands: Hands) -> None:
     """S3-37: each change of a queue is one JSON object on tallybook_queues; a rolled-back change publishes nothing."""
-    ear = listening(connect, "tallybook_queues")
+    ear = connect()
+    ear.execute("listen tallybook_queues; listen until_here")
     db.execute("select tallybook.queue_set('q', max_attempts => 2, by => 'ada')")
     db.execute("select tallybook.queue_set('q', max_attempts => 2, by => 'ada')")
     db.execute("select tallybook.pause('q', 'bob')")
@@ -330,7 +324,8 @@ def test_transitions_are_published_while_notify_is_on(db: Connection, connect: C
     assert one(db, triggers) == 0
     db.execute("select tallybook.queue_set('q', notify => true), tallybook.queue_set('quiet')")
     assert one(db, triggers) == 5
-    ear = listening(connect, "tallybook_jobs")
+    ear = connect()
+    ear.execute("listen tallybook_jobs; listen until_here")
     put(db, queue="quiet")
     put(db, queue="quiet", run_at=LATER)
     Hands(db, "quiet").run_all()
