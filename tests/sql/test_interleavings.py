@@ -100,7 +100,10 @@ async def finish(conn: Connection, scene: Scene, name: str, *, verb: str = "comp
         await _read(conn, scene, name)
     await _end(conn, scene, name, verb)
     if is_idle(conn) and name in scene.leases:
-        await _pass_watermark(conn, scene, name)
+        # The heartbeat of a worker with nothing open: rescue need not read this claim anymore.
+        query = """
+        select count(r) from tallybook.claim c, tallybook.renew(%s, c.id + 1, at => '-infinity') r where c.lease = %s"""
+        await _claimed(conn, query, scene.workers[name], scene.leases[name])
 
 
 @step
@@ -135,13 +138,6 @@ async def _read(conn: Connection, scene: Scene, name: str) -> None:
     scene.seen.update(job for job, _, _ in scene.held[name])
 
 
-async def _pass_watermark(conn: Connection, scene: Scene, name: str) -> None:
-    """Send the heartbeat of a worker with nothing open: rescue need not read this claim anymore."""
-    query = """
-    select count(r) from tallybook.claim c, tallybook.renew(%s, c.id + 1, at => '-infinity') r where c.lease = %s"""
-    await _claimed(conn, query, scene.workers[name], scene.leases[name])
-
-
 async def _end(conn: Connection, scene: Scene, name: str, verb: str) -> None:
     held, lease = scene.held.pop(name, []), scene.leases.get(name)
     to_complete = []
@@ -164,14 +160,15 @@ async def _end(conn: Connection, scene: Scene, name: str, verb: str) -> None:
 # --- the checker ---------------------------------------------------------------------------------------------------
 
 
-async def drain(conn: Connection, scene: Scene) -> None:
-    """Move time forward: promote, rescue open jobs, then claim and complete until nothing is left."""
+async def judge(conn: Connection, scene: Scene) -> list[str]:
+    """Drain the queue, later, and return what is wrong with it; nothing if every promise was kept."""
+    scene.held.clear()
     await conn.execute(PROMOTE)
     await conn.execute(f"select tallybook.rescue(at => {FAR})")
     for _ in range(20):
         await claim("drainer", read=True, max_jobs=100)(conn, scene)
         if "drainer" not in scene.leases:
-            return
+            return await _violations(conn, scene)
         await _end(conn, scene, "drainer", "complete")
         del scene.leases["drainer"]
     raise AssertionError(f"queue {scene.queue} does not become empty")
@@ -188,8 +185,7 @@ select c.id, c.jobs, h.job_id, h.attempt from tallybook.lane l join tallybook.cl
        tallybook.claimed_jobs(c.lease) h where l.queue = %s and c.lease is not null"""
 
 
-async def violations(conn: Connection, scene: Scene) -> list[str]:
-    """Return what is wrong with a drained queue; nothing if every promise was kept."""
+async def _violations(conn: Connection, scene: Scene) -> list[str]:
     found: list[str] = []
     ends: Counter[int] = Counter()
     attempts: dict[int, list[int]] = {}
@@ -299,11 +295,6 @@ def play(dsn: str, scenario: Scenario, schedules: Iterable[Schedule] | None = No
         scene.prepared = [job for (job,) in jobs]
         scene.committed.update(scene.prepared)
         return scene
-
-    async def judge(conn: Connection, scene: Scene) -> list[str]:
-        scene.held.clear()
-        await drain(conn, scene)
-        return await violations(conn, scene)
 
     return interleave.play(dsn, scenario.sessions, begin, judge, schedules or interleavings(scenario.lengths))
 

@@ -145,19 +145,6 @@ async def _complete(conn: Connection, scene: Scene, name: str) -> None:
         await rows(conn, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
 
 
-async def _drain(conn: Connection, scene: Scene, *, heal: bool) -> None:
-    for name in scene.workers:
-        await _complete(conn, scene, name)
-    for _ in range(12):
-        if heal:
-            await conn.execute("select tallybook.rescue()")
-        await conn.execute("select tallybook.promote()")
-        for name in scene.workers:
-            await claim(name)(conn, scene)
-            await start(name)(conn, scene)
-            await _complete(conn, scene, name)
-
-
 def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
     async def begin(conn: Connection, queue: str) -> Scene:
         query = "select tallybook.worker_start('one', %s), tallybook.worker_start('two', %s)"
@@ -171,7 +158,16 @@ def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
         return scene
 
     async def judge(conn: Connection, scene: Scene) -> list[str]:
-        await _drain(conn, scene, heal=scenario.heal)
+        for name in scene.workers:
+            await _complete(conn, scene, name)
+        for _ in range(12):
+            if scenario.heal:
+                await conn.execute("select tallybook.rescue()")
+            await conn.execute("select tallybook.promote()")
+            for name in scene.workers:
+                await claim(name)(conn, scene)
+                await start(name)(conn, scene)
+                await _complete(conn, scene, name)
         left = "select id, state from tallybook.job where queue = %s and state <> all ('{completed,cancelled,dead}')"
         stuck = [f"job {job} is {state} for ever" for job, state in await rows(conn, left, scene.queue)]
         wrong = scene.wrong + stuck
