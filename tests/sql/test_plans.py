@@ -19,7 +19,6 @@ from support.database import Connection, without_statistics
 from support.job_lists import STATES
 from support.sessions import Reading, reading
 
-pytestmark = pytest.mark.servers
 SMALL, LARGE = 1_000, 10_000
 LEDGERS = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$"
 
@@ -173,11 +172,9 @@ class Stage:
     db: Connection
     readings: dict[int, dict[str, Reading]] = field(default_factory=dict)
 
-    def fill(self, jobs: int) -> None:
-        self.db.execute("create table if not exists place (name text primary key, id text)")
-        self.db.execute(FILL % {"jobs": jobs})
-
-    def measure(self, size: int) -> None:
+    def measure(self, size: int, more: int) -> None:
+        """Measure each call with `more` new jobs, which make `size`."""
+        self.db.execute(FILL % {"jobs": more})
         self.db.execute("truncate place")
         self.db.execute(STAGE)
         self.readings[size] = {verb: reading(self.db, self.call(verb), LEDGERS) for verb in VERBS}
@@ -201,11 +198,10 @@ def stage(server: Any, template: str, request: pytest.FixtureRequest) -> Iterato
         if request.param:
             conn.execute("drop table tallybook.entry_brief, tallybook.entry_long, tallybook.claim_brief,"
                          " tallybook.claim_long, tallybook.outcome_brief, tallybook.outcome_long")  # fmt: skip
+        conn.execute("create table place (name text primary key, id text)")
         made = Stage(conn)
-        made.fill(SMALL)
-        made.measure(SMALL)
-        made.fill(LARGE - SMALL)
-        made.measure(LARGE)
+        made.measure(SMALL, SMALL)
+        made.measure(LARGE, LARGE - SMALL)
         yield made
 
 
