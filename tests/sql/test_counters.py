@@ -11,7 +11,7 @@ import pytest
 from support.broken import without
 from support.database import Connect, Connection, call, miscounted, one
 from support.hands import Hands, put, put_many
-from support.sessions import buffers
+from support.sessions import pages
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 ENDS = ("completed", "failed", "snoozed", "cancelled", "lost", "moved", "died")
@@ -345,11 +345,11 @@ def test_reading_costs_the_same_at_any_size(db: Connection, connect: Connect) ->
             ended = [job.lease for job in jobs], [job.id for job in jobs], [job.attempt for job in jobs]
             assert hands.one("select tallybook.complete_many(%s, %s, %s)", *ended) == []
         db.execute(FOLD)
-        cost.append({name: buffers(connect(), query) for name, query in reads.items()})
+        cost.append({name: pages(connect(), query) for name, query in reads.items()})
     now, (few, many) = counted(db), cost
     assert now["available"] > 10_000 and now["completed"] > 9000
     assert {name: (few[name], n) for name, n in many.items() if n > few[name] + 40} == {}
-    assert buffers(db, "select count(*) from tallybook.entry") > many["counts"] + 40, "control: it reads all of them"
+    assert pages(db, "select count(*) from tallybook.entry") > many["counts"] + 40, "control: it reads all of them"
 
 
 def test_two_that_complete_at_once_do_not_wait(db: Connection, connect: Connect) -> None:

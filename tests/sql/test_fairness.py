@@ -16,7 +16,7 @@ from support.broken import without
 from support.chance import seeds
 from support.database import Connect, Connection, call, one
 from support.hands import put_many
-from support.sessions import buffers
+from support.sessions import pages
 
 
 def put(db: Connection, key: str, n: int = 1, **more: Any) -> list[int]:
@@ -487,8 +487,8 @@ def test_what_was_seen_once_costs_nothing(db: Connection, connect: Connect, know
             load(db, ["t1"])  # one more, as in a queue that is in use
             dealer.deal()
             worker.take()
-            releases.append(buffers(db, release, dealer.known if knows else None, T))
-            claims.append(buffers(db, claim, worker.worker, T))
+            releases.append(pages(db, release, dealer.known if knows else None, T))
+            claims.append(pages(db, claim, worker.worker, T))
     if not knows:
         assert releases[1] > releases[0] + 300, "a release that knows nothing reads the dead rows of all these keys"
         return
@@ -510,7 +510,7 @@ def test_a_backlog_is_not_walked_again(db: Connection, connect: Connect) -> None
             dealer.deal()
             worker.take(100)
         knows, knows_not = (
-            buffers(
+            pages(
                 db,
                 "select tallybook._fair_keys(l.lane_id, %s::jsonb -> l.lane_id::text, 100, %s)"
                 " from tallybook.lane l where part = 'fair'",

@@ -12,7 +12,7 @@ import pytest
 from support.broken import without
 from support.database import Connect, Connection, miscounted, one
 from support.hands import Hands
-from support.sessions import behind, buffers, enqueue, is_blocked
+from support.sessions import behind, enqueue, is_blocked, pages
 from support.waiting import wait_until
 
 S, DAY = timedelta(seconds=1), timedelta(days=1)
@@ -608,20 +608,20 @@ def test_the_reads_of_a_claim_do_not_grow_with_history(db: Connection, now: date
     """S3-20: a claim reads the same pages in the sixth range as in the second, but for one probe per range."""
     hands = Hands(db)
 
-    def pages() -> int:
+    def cost() -> int:
         enqueue(db, n=10)
-        found = buffers(db, "select tallybook.claim(%s, '{q}', '{1}', gen_random_uuid())", hands.worker)
+        found = pages(db, "select tallybook.claim(%s, '{q}', '{1}', gen_random_uuid())", hands.worker)
         hands.complete(*hands.claim())
         return found
 
     done(db, hands, 50)
     cut(db)
-    few = pages()
+    few = cost()
     done(db, hands, 1000)
     for _ in range(4):
         cut(db)
         done(db, hands, 100)
-    assert pages() < few + 4 * 12, few
+    assert cost() < few + 4 * 12, few
 
 
 STEP: LiteralString = """

@@ -17,7 +17,7 @@ from support.askers import HOUR, S
 from support.broken import source, without
 from support.database import Connection, Row, call, one
 from support.hands import drain, states
-from support.sessions import LANE_LOCK, behind, buffers, claimed_jobs, enqueue, start_worker
+from support.sessions import LANE_LOCK, behind, claimed_jobs, enqueue, pages, start_worker
 from support.subjects import clock
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
@@ -376,13 +376,13 @@ def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(quiet: Server, holes:
             other.commit()
         worker = start_worker(db)
         idle = "select * from tallybook.claim(%s, '{q}', '{100}', gen_random_uuid())"
-        without = buffers(db, idle, worker)
+        without = pages(db, idle, worker)
         business.execute("""
         select tallybook.enqueue_many(array_fill('q'::text, array[20000]), array_fill('work'::text, array[20000]),
                                       array_fill('{}'::text, array[20000]))""")
         if not newest:  # a snapshot does not list transactions newer than the newest one that has ended
             db.execute("select pg_current_xact_id()")
-        assert buffers(db, idle, worker) <= 2 * without
+        assert pages(db, idle, worker) <= 2 * without
         business.rollback()
         other.rollback()
 

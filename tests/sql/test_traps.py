@@ -18,7 +18,7 @@ from psycopg import errors, sql
 from support.broken import without
 from support.database import Connection, one
 from support.hands import drain, states
-from support.sessions import LANE_LOCK, behind, buffers, claimed_jobs, enqueue, is_blocked, start_worker
+from support.sessions import LANE_LOCK, behind, claimed_jobs, enqueue, is_blocked, pages, start_worker
 from support.waiting import wait_until
 
 WORKER_GATE, ASLEEP = 1413565442, 1413565444
@@ -464,7 +464,7 @@ def test_rescue_reads_from_the_watermark_on(db: Connection) -> None:
     number = one(db, "select id from tallybook.claim where lease = %s", lease)
     db.execute("select tallybook.renew(%s, %s)", [worker, number])
     query = "select * from tallybook._open_attempts(%s, %s)"
-    from_start, from_watermark = buffers(db, query, worker, 0), buffers(db, query, worker, number)
+    from_start, from_watermark = pages(db, query, worker, 0), pages(db, query, worker, number)
     assert from_watermark < 100 < from_start / 10
     rescue(db)
     assert states(db, *last) == ["available"] * 2
@@ -844,10 +844,10 @@ def test_a_unique_key_stays_flat_under_a_pinned_horizon(db: Connection, connect:
     query = "select tallybook.enqueue('q', 'work', unique_key => 'k')"
     connect().execute("begin isolation level repeatable read; select pg_current_xact_id()")  # it holds back vacuum
     db.execute(use.format(50, worker))
-    first = buffers(db, query)
+    first = pages(db, query)
     db.execute(use.format(800, worker))
     assert one(db, "select count(*) from tallybook.entry") == 850
-    assert buffers(db, query) < first * 1.5 + 10
+    assert pages(db, query) < first * 1.5 + 10
 
 
 def test_promote_stays_flat_under_a_pinned_horizon(db: Connection, connect: Any) -> None:
@@ -862,6 +862,6 @@ def test_promote_stays_flat_under_a_pinned_horizon(db: Connection, connect: Any)
             [5 * turn + 1],
         )
         _, last, _ = db.execute(query, [last]).fetchone() or (0, None, None)
-    cost = buffers(db, query, last)
+    cost = pages(db, query, last)
     assert cost < 60
-    assert buffers(db, query, None) > cost
+    assert pages(db, query, None) > cost

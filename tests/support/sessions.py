@@ -35,27 +35,15 @@ def claimed_jobs(db: Connection, lease: UUID | None) -> list[int]:
     return [job for (job,) in db.execute("select job_id from tallybook.claimed_jobs(%s)", [lease]).fetchall()]
 
 
-def buffers(db: Connection, query: str, *params: object) -> int:
-    """Return how many pages a statement touches after planning; its effects are rolled back.
+def pages(db: Connection, query: str, *params: object) -> int:
+    """Return the fewest pages that one of five runs of a statement touches; the effects of each are rolled back.
 
-    This is the least of some runs, because autovacuum, and a server that is making databases, cause new plans.
+    The others may have touched more because of new plans, after autovacuum or beside a server that is making databases.
     """
-    found = []
-    for _ in range(3):
-        with db.transaction(force_rollback=True):
-            for _ in range(2):
-                cursor = db.execute("explain (analyze, buffers, format json) " + query, params)
-                plan = cursor.fetchall()[0][0][0]["Plan"]
-            found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
-    return int(min(found))
-
-
-def pages(db: Connection, query: str) -> int:
-    """Return the fewest pages that one of five runs of a statement touches; the effects of each are rolled back."""
     found = []
     for _ in range(5):
         with db.transaction(force_rollback=True):
-            plan = one(db, f"explain (analyze, buffers, format json) {query}")[0]["Plan"]
+            plan = one(db, f"explain (analyze, buffers, format json) {query}", *params)[0]["Plan"]
         found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
     return int(min(found))
 
