@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,36 +22,23 @@ from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
 
-SHORT = timedelta(milliseconds=50)
-
-
-class Handlers:
-    """A handler that runs until the gate opens, and one that ends at once."""
-
-    def __init__(self, app: App) -> None:
-        self.gate = asyncio.Event()
-        self.started: list[int] = []
-        self.told: list[str] = []
-
-        @app.task
-        async def hold(ctx: Context) -> None:
-            self.started.append(ctx.job_id)
-            try:
-                await self.gate.wait()
-            except asyncio.CancelledError:
-                self.told.append("cancelled")
-                raise
-
-        @app.task
-        async def note() -> None:
-            pass
-
-        self.hold, self.note = hold, note
-
 
 @pytest.fixture
-def handlers(app: App, anyio_backend: str) -> Handlers:
-    return Handlers(app)
+def held(app: App, anyio_backend: str) -> Any:
+    """A task that runs until the gate opens; the jobs of it that have started, and those that were told to stop."""
+    at = SimpleNamespace(gate=asyncio.Event(), started=[], told=[])
+
+    @app.task
+    async def hold(ctx: Context) -> None:
+        at.started.append(ctx.job_id)
+        try:
+            await at.gate.wait()
+        except asyncio.CancelledError:
+            at.told.append(ctx.job_id)
+            raise
+
+    at.hold = hold
+    return at
 
 
 WOKEN = pytest.mark.direct("a sleeping worker is woken on its session")
@@ -58,45 +46,50 @@ WOKEN = pytest.mark.direct("a sleeping worker is woken on its session")
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param(SLEEPY, marks=WOKEN, id="woken"), pytest.param({"notify": False, "poll": SHORT}, id="polling")],
+    [
+        pytest.param(SLEEPY, marks=WOKEN, id="woken"),
+        pytest.param({"notify": False, "poll": timedelta(seconds=0.05)}, id="polling"),
+    ],
 )
 async def test_an_idle_worker_starts_a_job_at_once(
-    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers, options: Any
+    app: App, dsn: str, db: Any, jobs: Jobs, note: Any, options: Any
 ) -> None:
     """A commit wakes an idle worker long before its next poll; without a session the worker polls."""
     async with working(app, dsn, **options) as worker:
         for _ in range(5):
             if worker.sleeper:
                 await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
-            await jobs.ends(handlers.note.enqueue_sync(db))
+            await jobs.ends(note.enqueue_sync(db))
 
 
 async def test_a_job_that_comes_while_the_worker_lies_down_is_not_missed(
-    app: App, dsn: str, connect: Any, jobs: Jobs, handlers: Handlers
+    app: App, dsn: str, connect: Any, jobs: Jobs, note: Any
 ) -> None:
     """A job is found even if its transaction looked for sleepers before the worker slept, and committed later."""
     producer = connect(autocommit=False)
     async with working(app, dsn, **SLEEPY) as worker:
         for _ in range(10):
-            job = handlers.note.enqueue_sync(producer)  # whether the worker is busy or idle
+            job = note.enqueue_sync(producer)  # whether the worker is busy or idle
             await asyncio.sleep(0.02)  # keeps the transaction open; waits for nothing
             producer.commit()
             await jobs.ends(job)
     assert worker.finisher.counts["completed"] == 10
 
 
-async def test_pause_stops_claims_and_resume_wakes(app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers) -> None:
+async def test_pause_stops_claims_and_resume_wakes(
+    app: App, dsn: str, db: Any, jobs: Jobs, held: Any, note: Any
+) -> None:
     """A paused queue starts no more jobs, running ones continue, the other queue is served; resume wakes the worker."""
     async with working(app, dsn, queues={"default": 5, "other": 5}, **SLEEPY):
-        running = handlers.hold.enqueue_sync(db)
+        running = held.hold.enqueue_sync(db)
         await jobs.becomes(running, "running")
         db.execute("select tallybook.pause('default')")
-        waits = handlers.note.enqueue_sync(db)
-        await jobs.ends(handlers.note.with_(queue="other").enqueue_sync(db))
+        waits = note.enqueue_sync(db)
+        await jobs.ends(note.with_(queue="other").enqueue_sync(db))
         assert jobs(waits).state == "available"
-        handlers.gate.set()
+        held.gate.set()
         await jobs.ends(running)
-        await jobs.ends(handlers.note.with_(queue="other").enqueue_sync(db))
+        await jobs.ends(note.with_(queue="other").enqueue_sync(db))
         assert jobs(waits).state == "available"
         db.execute("select tallybook.resume('default')")
         await jobs.ends(waits)
@@ -104,33 +97,33 @@ async def test_pause_stops_claims_and_resume_wakes(app: App, dsn: str, db: Any, 
 
 @WOKEN
 async def test_a_running_job_is_told_at_once_that_it_is_cancelled(
-    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers
+    app: App, dsn: str, db: Any, jobs: Jobs, held: Any
 ) -> None:
     """A cancel reaches an async handler long before the next heartbeat, ends it, and affects no other job."""
     slow_beat = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
     async with working(app, dsn, **SLEEPY, **slow_beat):
-        one, other = handlers.hold.enqueue_sync(db), handlers.hold.enqueue_sync(db)
-        await eventually(lambda: len(handlers.started) == 2, "both run")
+        one, other = held.hold.enqueue_sync(db), held.hold.enqueue_sync(db)
+        await eventually(lambda: len(held.started) == 2, "both run")
         assert app.cancel(one, "not wanted").sync(db) == "cancelling"
         (ended,) = await jobs.ends(one)
         assert (ended.state, ended.reason, ended.failures) == ("cancelled", "not wanted", 0)
-        assert (handlers.told, jobs(other).state) == (["cancelled"], "running")
-        handlers.gate.set()
+        assert (held.told, jobs(other).state) == ([one.id], "running")
+        held.gate.set()
         assert (await jobs.ends(other))[0].state == "completed"
 
 
-async def test_a_cancelled_job_never_starts(app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers) -> None:
+async def test_a_cancelled_job_never_starts(app: App, dsn: str, db: Any, jobs: Jobs, held: Any, note: Any) -> None:
     """A job cancelled before it starts, available or scheduled, never starts."""
-    first = handlers.hold.enqueue_sync(db)
-    late = handlers.hold.with_(delay=SHORT).enqueue_sync(db)
-    last = handlers.note.enqueue_sync(db)
+    first = held.hold.enqueue_sync(db)
+    late = held.hold.with_(delay="50 ms").enqueue_sync(db)
+    last = note.enqueue_sync(db)
     assert [app.cancel(job).sync(db) for job in (first, late)] == ["cancelled", "cancelled"]
     async with working(app, dsn):
         await jobs.ends(last)
         await eventually(lambda: not db.execute("select from tallybook.scheduled").fetchall(), "it was promoted")
-        await jobs.ends(handlers.note.enqueue_sync(db))
+        await jobs.ends(note.enqueue_sync(db))
         assert [jobs(job).state for job in (first, late)] == ["cancelled", "cancelled"]
-    assert handlers.started == []
+    assert held.started == []
 
 
 async def test_told_before_its_handler_began_it_does_not_begin(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
@@ -203,7 +196,7 @@ async def test_a_plain_handler_keeps_its_job_until_it_returns(app: App, dsn: str
 
 
 @WOKEN
-async def test_stop_with_nothing_running_ends_quickly(app: App, dsn: str, handlers: Handlers) -> None:
+async def test_stop_with_nothing_running_ends_quickly(app: App, dsn: str, note: Any) -> None:
     """A sleeping worker stops within 2 s."""
     async with working(app, dsn, **SLEEPY) as worker:
         await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
@@ -212,47 +205,47 @@ async def test_stop_with_nothing_running_ends_quickly(app: App, dsn: str, handle
 
 
 async def test_stop_finishes_what_runs_and_claims_nothing_more(
-    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers
+    app: App, dsn: str, db: Any, jobs: Jobs, held: Any, note: Any
 ) -> None:
     """After a stop, running jobs end as usual, and later ones stay available for another worker."""
     async with working(app, dsn) as worker:
-        running = handlers.hold.enqueue_sync(db)
-        await eventually(lambda: handlers.started and worker.claimer.asleep, "it runs, and no claim is on its way")
+        running = held.hold.enqueue_sync(db)
+        await eventually(lambda: held.started and worker.claimer.asleep, "it runs, and no claim is on its way")
         worker.stop()
-        later = handlers.note.enqueue_sync(db)
+        later = note.enqueue_sync(db)
         assert jobs(running).state == "running"
-        handlers.gate.set()
+        held.gate.set()
     assert (jobs(running).state, jobs(later).state) == ("completed", "available")
     assert db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
 
 
 async def test_a_second_stop_gives_running_jobs_back_at_once(
-    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers
+    app: App, dsn: str, db: Any, jobs: Jobs, held: Any
 ) -> None:
     """An abort cancels handlers; their jobs are available at once, without a failure or crash; no other job starts."""
     async with working(app, dsn, queues={"default": 2}) as worker:
-        put = [handlers.hold.enqueue_sync(db) for _ in range(4)]
-        await eventually(lambda: len(handlers.started) == 2, "two run")
+        put = [held.hold.enqueue_sync(db) for _ in range(4)]
+        await eventually(lambda: len(held.started) == 2, "two run")
         worker.stop()
         worker.stop()
     infos = [jobs(job) for job in put]
     assert [(info.state, info.failures, info.crashes) for info in infos] == [("available", 0, 0)] * 4
-    assert handlers.told == ["cancelled"] * 2
-    handlers.gate.set()
+    assert len(held.told) == 2
+    held.gate.set()
     async with working(app, dsn):
         await jobs.ends(*put)
-    assert len(handlers.started) == 6
+    assert len(held.started) == 6
 
 
 async def test_a_stop_counts_the_ends_that_it_could_not_store(
-    app: App, dsn: str, db: Any, connect: Any, handlers: Handlers, caplog: pytest.LogCaptureFixture
+    app: App, dsn: str, db: Any, connect: Any, note: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The count covers ends that were sent and not answered."""
     with connect(autocommit=False) as blocker:
         blocker.execute("lock table tallybook.outcome in share mode")
         async with working(app, dsn, abort_timeout=timedelta(seconds=0.2)) as worker:
             for _ in range(2):
-                handlers.note.enqueue_sync(db)
+                note.enqueue_sync(db)
             await eventually(lambda: worker.claimer.claimed == 2 and not worker.book.running, "both have run")
         assert "2 outcomes could not be sent" in caplog.text
 
@@ -379,22 +372,22 @@ async def test_nothing_of_a_stopped_worker_stays_on_record(app: App, dsn: str, d
 
 
 async def test_a_worker_stops_when_its_heartbeat_fails(
-    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    app: App, dsn: str, db: Any, jobs: Jobs, held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an unexpected error in the heartbeat's thread it claims no more, ends its job and fails with that error."""
     beat = Heartbeat._beat
 
     def broken(self: Heartbeat) -> None:
-        if handlers.started:
+        if held.started:
             raise ZeroDivisionError("in a beat")
         beat(self)
 
     monkeypatch.setattr(Heartbeat, "_beat", broken)
     with pytest.raises(ZeroDivisionError, match="in a beat"):
         async with working(app, dsn) as worker:
-            running = handlers.hold.enqueue_sync(db)
+            running = held.hold.enqueue_sync(db)
             await eventually(worker.claimer.stopping.is_set, "it stops")
-            handlers.gate.set()
+            held.gate.set()
             (ended,) = await jobs.ends(running)
     assert (ended.state, ended.attempts) == ("completed", 1)
 
@@ -428,14 +421,14 @@ async def test_a_background_task_that_loses_a_cancel_is_cancelled_again(app: App
 
 
 async def test_ends_are_on_record_though_their_permits_cannot_be_passed_on(
-    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers, caplog: pytest.LogCaptureFixture
+    app: App, dsn: str, db: Any, jobs: Jobs, note: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """S1-18: an error in the release undoes no end and stops no worker: the service releases the waiting jobs."""
     db.execute("select tallybook.concurrency_limit_set('task:note', 1)")
     guard = "perform tallybook._read_committed("
     without(db, "concurrency_release", guard, f"if quiet <> '{{}}' then raise exception 'broken'; end if; {guard}")
     async with working(app, dsn):
-        await jobs.ends(*[handlers.note.enqueue_sync(db) for _ in range(3)])
+        await jobs.ends(*[note.enqueue_sync(db) for _ in range(3)])
     assert "released later: broken" in caplog.text
 
 
