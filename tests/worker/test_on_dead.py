@@ -12,7 +12,6 @@ from tallybook import App, Constant, Context, Dead
 from tallybook.errors import ConfigError
 from tallybook.testing import drain
 
-AT_ONCE = Constant(timedelta(0))
 MAILS: list[dict[str, Any]] = []
 app = App("prices")
 
@@ -23,7 +22,7 @@ async def mail_admin(job: int, task: str, args: dict[str, Any], failures: int, e
     MAILS.append({"job": job, "task": task, "failures": failures, "error": error, **args})
 
 
-@app.task(retry=AT_ONCE, max_attempts=2, on_dead=mail_admin)
+@app.task(retry=Constant(timedelta(0)), max_attempts=2, on_dead=mail_admin)
 async def fetch_price(asset_id: int, symbol: str) -> None:
     raise ConnectionError(f"no price for {symbol}")
 
@@ -180,45 +179,31 @@ def test_a_worker_that_dies_with_its_job_tells_the_admin(dsn: str, db: Any) -> N
     assert (error["reason"], error["type"]) == ("crashed", "WorkerLost")
 
 
-def declared(**options: Any) -> App:
-    """Return an app with a good notifier, some bad ones and a task with these options."""
+def declared(on_dead: Any) -> App:
+    """Return an app with two good notifiers, some bad ones and the task `mine` with this one."""
     shop = App("shop")
 
-    @shop.task
-    async def good(job: int, task: str, args: dict[str, Any], failures: int, error: dict[str, Any]) -> None: ...
-
-    @shop.task
-    async def with_context(
-        ctx: Context, job: int, task: str, args: dict[str, Any], failures: int, error: dict[str, Any]
-    ) -> None: ...
+    def good(job: int, task: str, args: dict[str, Any], failures: int, error: dict[str, Any]) -> None: ...
 
     @shop.task
     async def few(job: int, task: str) -> None: ...
 
     @shop.task
-    async def more(job: int, task: str, args: Any, failures: int, error: Any, to: str) -> None: ...
+    async def with_context(ctx: Context, job: int, task: str, args: Any, failures: int, error: Any) -> None: ...
 
-    @shop.task
-    async def anything(job: int, task: str, args: Any, failures: int, error: Any, **rest: Any) -> None: ...
-
-    @shop.task(on_dead="good")
-    async def chained(job: int, task: str, args: Any, failures: int, error: Any) -> None: ...
-
-    @shop.task(version=2)
-    async def versioned(job: int, task: str, args: Any, failures: int, error: Any) -> None: ...
-
-    versioned.upgrade(1)(lambda args: args)
-
-    @shop.task(name="mine", **options)
-    async def mine(job: int, task: str, args: Any, failures: int, error: Any) -> None: ...
-
+    shop.task(name="good")(good)
+    shop.task(name="more")(lambda job, task, args, failures, error, to: None)
+    shop.task(name="anything")(lambda job, task, args, failures, error, **rest: None)
+    shop.task(name="chained", on_dead="good")(good)
+    shop.task(name="versioned", version=2)(good).upgrade(1)(lambda args: args)
+    shop.task(name="mine", on_dead=on_dead)(good)
     return shop
 
 
 @pytest.mark.parametrize("name", ["good", "with_context"])
 def test_what_on_dead_may_name(name: str) -> None:
     """S1-25: it may be a task of the app with exactly the five args, with or without a Context."""
-    declared(on_dead=name)._check_tasks()
+    declared(name)._check_tasks()
 
 
 @pytest.mark.parametrize(
@@ -239,7 +224,7 @@ def test_what_on_dead_may_name(name: str) -> None:
 def test_what_on_dead_may_not_name(name: str, said: str, dsn: str) -> None:
     """S1-25: a worker does not start with a notifier that cannot be called; the error gives the reason."""
     with pytest.raises(ConfigError, match=said) as caught:
-        drain(declared(on_dead=name), dsn=dsn)
+        drain(declared(name), dsn=dsn)
     assert caught.value.option == "on_dead of task 'mine'"
 
 
@@ -247,4 +232,4 @@ def test_what_on_dead_may_not_name(name: str, said: str, dsn: str) -> None:
 def test_what_is_no_task_is_told_where_it_is_declared(wrong: Any) -> None:
     """on_dead is a task of the same app or a name; anything else is an error at the declaration."""
     with pytest.raises(ConfigError, match="on_dead"):
-        declared(on_dead=wrong)
+        declared(wrong)
