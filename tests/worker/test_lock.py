@@ -16,13 +16,14 @@ from tallybook._worker.run.lock import Lock
 from tallybook.errors import ConfigError
 
 pytestmark = pytest.mark.direct("a lock is a session's")
-HOLDERS = """
-select pid from pg_locks where locktype = 'advisory' and classid = 1413565450 and granted
-   and database = (select oid from pg_database where datname = current_database())"""
 
 
 def locks(db: Any) -> list[int]:
-    return [pid for (pid,) in db.execute(HOLDERS).fetchall()]
+    held = (
+        "select pid from pg_locks where locktype = 'advisory' and classid = 1413565450 and granted"
+        " and database = (select oid from pg_database where datname = current_database())"
+    )
+    return [pid for (pid,) in db.execute(held).fetchall()]
 
 
 async def test_one_has_it_until_its_session_ends(
