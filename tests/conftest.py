@@ -26,7 +26,7 @@ from psycopg.rows import tuple_row
 from support.clusters import cluster
 from support.database import Connect, Connection, one
 from support.databases import CREATE, DROP, Aside, Database, Template
-from support.fleet import Fleet, fleets, renumber
+from support.fleet import Fleet, renumber
 from support.shop import Shop
 from support.workers import Jobs
 from tallybook import App
@@ -185,10 +185,20 @@ def asides(server: Databases, template: str) -> Iterator[Callable[[int], Aside]]
 
 
 @pytest.fixture
-def fleet(asides: Callable[[int], Aside]) -> Iterator[Fleet]:
-    """Three nodes of one app, numbers 1 to 3, with the node table in the first: see support/fleet.py."""
-    with fleets(asides) as make_fleet:
-        yield make_fleet(3)
+def make_fleet(asides: Callable[[int], Aside]) -> Iterator[Callable[..., Fleet]]:
+    """Make nodes of one app: see support/fleet.py."""
+    with ExitStack() as stack:
+
+        def make(count: int = 3, **options: Any) -> Fleet:
+            return stack.enter_context(closing(Fleet(asides, count, **options)))
+
+        yield make
+
+
+@pytest.fixture
+def fleet(make_fleet: Callable[..., Fleet]) -> Fleet:
+    """Three nodes of one app, numbers 1 to 3, with the node table in the first."""
+    return make_fleet()
 
 
 @pytest.fixture

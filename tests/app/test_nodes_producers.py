@@ -1,13 +1,14 @@
 """Jobs are enqueued on the node of their data, in its transaction, by every driver and by SQL."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
 
 from support.callers import KINDS, connected
-from support.fleet import Asides, Fleet, fleets
+from support.fleet import Asides, Fleet
 from support.pages import code
 from tallybook import App
 
@@ -15,10 +16,8 @@ from tallybook import App
 @pytest.fixture(scope="module")
 def fleet(asides: Asides) -> Iterator[Fleet]:
     """Three nodes with the shop's table."""
-    with fleets(asides) as make_fleet:
-        made = make_fleet(3)
-        for number in (1, 2, 3):
-            made.run(number, "create table orders (tenant int, item text)")
+    with closing(Fleet(asides)) as made:
+        made.each("create table orders (tenant int, item text)")
         yield made
 
 

@@ -4,14 +4,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from support.cli import Command
-from support.fleet import Asides, fleets
 from support.fleet import Fleet as Nodes
 from support.fleet_app import TABLES
 from support.stopped import stopped
@@ -20,19 +19,13 @@ from support.worker_process import PYTHONPATH
 from tallybook._embedded.account import server_account
 from tallybook.embedded import Server, temporary_server
 
-TIMES = ["--lease", "2 s", "--heartbeat", "400 ms", "--poll", "200 ms"]
-SETTINGS = {"max_connections": "60", "wal_level": "replica", "max_wal_senders": "4"}
+RAN = "select attempt, pid from ran order by attempt"
 
 
 def worker(folder: Path, nodes: Nodes, *words: str, **environment: str) -> Command:
     """Return a worker of all nodes, as a process."""
-    given = ["worker", "-A", "support.fleet_app:app", "--nodes", "all", *TIMES, *words]
-    return Command(folder, *given, dsn=nodes.dsn, PYTHONPATH=PYTHONPATH, **environment)
-
-
-def ran(nodes: Nodes, number: int) -> list[tuple[int, int]]:
-    """Return attempt and process of each start on a node."""
-    return [(attempt, pid) for attempt, pid in nodes.run(number, "select attempt, pid from ran order by attempt")]
+    given = ["worker", "-A", "support.fleet_app:app", "--nodes", "all", "--lease", "2 s", "--heartbeat", "400 ms"]
+    return Command(folder, *given, "--poll", "200 ms", *words, dsn=nodes.dsn, PYTHONPATH=PYTHONPATH, **environment)
 
 
 def put(nodes: Nodes, task: str, *numbers: int) -> None:
@@ -43,15 +36,14 @@ def put(nodes: Nodes, task: str, *numbers: int) -> None:
 
 def runs(nodes: Nodes, starts: int, *numbers: int, seconds: float = 60.0) -> None:
     """Wait until this many attempts have started on each of these nodes."""
-    wait_until(
-        lambda: all(len(ran(nodes, n)) >= starts for n in numbers), f"{starts} starts on {numbers}", seconds=seconds
-    )
+    started = f"{starts} starts on {numbers}"
+    wait_until(lambda: all(len(nodes.run(n, RAN)) >= starts for n in numbers), started, seconds=seconds)
 
 
 def both_on_record(nodes: Nodes) -> None:
     """Wait until two workers are registered on each node."""
     live = "select count(*) from tallybook.worker where ended_at is null"
-    wait_until(lambda: all(nodes.run(n, live) == [(2,)] for n in (1, 2, 3)), "two workers on each node")
+    wait_until(lambda: nodes.each(live) == [[(2,)]] * 3, "two workers on each node")
 
 
 def test_another_process_takes_over_on_all_nodes(fleet: Nodes, tmp_path: Path) -> None:
@@ -63,7 +55,7 @@ def test_another_process_takes_over_on_all_nodes(fleet: Nodes, tmp_path: Path) -
             both_on_record(fleet)
             victim.send(signal.SIGKILL)
             runs(fleet, 2, 1, 2, 3)
-            assert [ran(fleet, number)[1] for number in (1, 2, 3)] == [(2, other.pid)] * 3
+            assert [rows[1] for rows in fleet.each(RAN)] == [(2, other.pid)] * 3
             for number in (1, 2, 3):
                 fleet.run(number, "insert into gate values (true)")
 
@@ -105,18 +97,18 @@ def test_several_processes_serve_all_nodes(fleet: Nodes, tmp_path: Path) -> None
 @pytest.fixture
 def second() -> Iterator[Server]:
     """The second node's own server."""
-    with temporary_server(18, settings=SETTINGS) as server:
+    with temporary_server(
+        18, settings={"max_connections": "60", "wal_level": "replica", "max_wal_senders": "4"}
+    ) as server:
         yield server
 
 
 @pytest.fixture
-def apart(asides: Asides, second: Server) -> Iterator[Nodes]:
+def apart(make_fleet: Callable[..., Nodes], second: Server) -> Nodes:
     """Three nodes; the second one is on its own server."""
-    with fleets(asides) as make_fleet:
-        nodes = make_fleet(3, apart={2: second})
-        for number in (1, 2, 3):
-            nodes.run(number, TABLES)
-        yield nodes
+    nodes = make_fleet(apart={2: second})
+    nodes.each(TABLES)
+    return nodes
 
 
 def picked_up(nodes: Nodes, number: int, starts: int) -> float:
