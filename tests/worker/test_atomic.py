@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from support.atomic_kinds import KINDS, TABLE, Then, psycopg_async, psycopg_plain
 from support.callers import django_alias
+from support.database import one
 from support.waiting import wait_until
 from support.workers import Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Snooze, Task
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.servers
 
 SLOW_BEAT = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
 BEATEN = "select bool_and(seen_at > started_at) from tallybook.worker where ended_at is null"
+FOLLOWERS = "select count(*) from tallybook.job where task = 'follow' and state = 'available'"
 Declare = Callable[[App, Then], Task[[int], Any]]
 
 
@@ -50,11 +52,6 @@ def effects(db: Any) -> list[tuple[int, int]]:
     return [(row[0], row[1]) for row in db.execute("select job_id, attempt from effect order by 1, 2")]
 
 
-def followers(db: Any) -> int:
-    row = db.execute("select count(*) from tallybook.job where task = 'follow' and state = 'available'").fetchone()
-    return int(row[0])
-
-
 # Every library
 
 
@@ -75,7 +72,7 @@ create constraint trigger ended after insert on effect deferrable initially defe
 
     def look(tx: Any, ctx: Context) -> str:
         with psycopg.connect(dsn, autocommit=True) as other:
-            seen.append((effects(other), followers(other), app.get(ctx.job_id).sync(other).state))
+            seen.append((effects(other), one(other, FOLLOWERS), app.get(ctx.job_id).sync(other).state))
         return None
 
     work = declare(app, look)
@@ -85,7 +82,7 @@ create constraint trigger ended after insert on effect deferrable initially defe
         assert worker.book.free == {"default": 10}
     assert seen == [([], 0, "running")]
     assert (ended.state, ended.attempts, ended.failures) == ("completed", 1, 0)
-    assert (effects(db), followers(db)) == ([(ended.id, 1)], 1)
+    assert (effects(db), one(db, FOLLOWERS)) == ([(ended.id, 1)], 1)
 
 
 async def test_an_error_rolls_all_of_it_back_and_counts(
@@ -106,7 +103,7 @@ async def test_an_error_rolls_all_of_it_back_and_counts(
         (ended,) = await jobs.ends(work.enqueue_sync(db, 1))
     assert written, "the effect was there to be rolled back"
     assert (ended.state, ended.attempts, ended.failures, ended.last_error) == ("completed", 2, 1, "not yet")
-    assert (effects(db), followers(db)) == ([(ended.id, 2)], 1)
+    assert (effects(db), one(db, FOLLOWERS)) == ([(ended.id, 2)], 1)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +149,7 @@ async def test_the_stale_workers_commit_is_refused(app: App, dsn: str, db: Any, 
     assert (info.state, info.attempt, info.crashes) == ("available", 2, 1)
     async with working(app, dsn, queues="default"):
         await jobs.ends(job)
-    assert (effects(db), followers(db)) == ([(job.id, 2)], 1)
+    assert (effects(db), one(db, FOLLOWERS)) == ([(job.id, 2)], 1)
 
 
 async def test_control_without_the_fence_there_is_a_second_effect(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

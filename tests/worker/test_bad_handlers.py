@@ -23,6 +23,7 @@ from tallybook import App, Context, JobInfo
 from tallybook._worker.life.supervisor import WORN_OUT
 
 NEIGHBOURS = 20
+ENDS = {"completed", "dead", "cancelled"}
 
 
 def state(db: Any, job: Any) -> JobInfo:
@@ -49,18 +50,15 @@ class Restarter:
         print("\n---\n".join(worker.kill()[-3000:] for worker in self.workers))
 
 
-def over(db: Any, jobs: list[Any]) -> bool:
-    states = db.execute("select state from tallybook.job where id = any(%s)", ([job.id for job in jobs],)).fetchall()
-    return all(row[0] in ("completed", "dead", "cancelled") for row in states)
-
-
 def poisoned(dsn: str, db: Any, env: dict[str, str] | None = None) -> tuple[JobInfo, list[JobInfo], Restarter]:
     """Run one poison job among neighbours, all in one batch, until all have ended."""
     calls = [zoo.neighbour.job(n) for n in range(NEIGHBOURS)]
     calls.insert(NEIGHBOURS // 2, zoo.poison.job())
     put = zoo.app.enqueue_many_sync(db, calls)
     with Restarter(dsn, env, queues={"default": NEIGHBOURS + 1}) as restarter:
-        wait_until(lambda: restarter.look() or over(db, put), "all have ended", seconds=90)
+        wait_until(
+            lambda: restarter.look() or {state(db, job).state for job in put} <= ENDS, "all have ended", seconds=90
+        )
     poison = put.pop(NEIGHBOURS // 2)
     return state(db, poison), [state(db, job) for job in put], restarter
 
@@ -93,7 +91,11 @@ def test_the_same_with_two_workers(dsn: str, db: Any, several: int) -> None:
     calls[5:5], calls[15:15] = [zoo.poison.job()], [zoo.poison.job()]
     put = zoo.app.enqueue_many_sync(db, calls)
     with Restarter(dsn, queues={"default": 8}) as one, Restarter(dsn, queues={"default": 8}) as two:
-        wait_until(lambda: one.look() or two.look() or over(db, put), "all have ended", seconds=250)
+        wait_until(
+            lambda: one.look() or two.look() or {state(db, job).state for job in put} <= ENDS,
+            "all have ended",
+            seconds=250,
+        )
     infos = [state(db, job) for job in put]
     assert Counter((job.task, job.state, job.reason) for job in infos) == {
         ("poison", "dead", "crashed"): 2,
@@ -165,9 +167,7 @@ async def test_drain_runs_suspects_alone_too(dsn: str, db: Any) -> None:
 def test_a_worker_lives_with_all_of_them(dsn: str, db: Any, tmp_path: Path) -> None:
     """F24 F25 F26 F27 F28: one worker, all bad handlers at once: each fails by itself; 200 good jobs complete."""
 
-    def ended(
-        db: Any, *jobs: Any, states: tuple[str, ...] = ("completed", "dead", "cancelled"), seconds: float = 30.0
-    ) -> Any:
+    def ended(db: Any, *jobs: Any, states: set[str] = ENDS, seconds: float = 30.0) -> Any:
         """Wait until all jobs are in one of these states; return them."""
         for job in jobs:
             wait_until(lambda job=job: state(db, job).state in states, f"job {job.id} is {states}", seconds=seconds)
@@ -189,7 +189,7 @@ def test_a_worker_lives_with_all_of_them(dsn: str, db: Any, tmp_path: Path) -> N
     with zoo.zoo(dsn, abort_timeout=0.3, queues={"default": 15}) as worker:
         put = zoo.app.enqueue_many_sync(db, [*bad, *crashing, *[zoo.fine.job(n) for n in range(200)]])
         good = ended(db, *put[13:])
-        failed = ended(db, *put[:9], states=("retrying",))
+        failed = ended(db, *put[:9], states={"retrying"})
         (blocked,) = ended(db, put[9])
         dead = ended(db, *put[10:13])
         assert worker.process.poll() is None
