@@ -1,7 +1,6 @@
 """Hostile endpoints, servers and args, and what an error tracker sees."""
 
 import traceback
-from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.outside import LOOPBACK, HttpServer, Reply, provider, serving
-from tallybook import App, Constant, Context, JobInfo
+from tallybook import App, Constant, Context
 from tallybook._model.provider import STARS
 from tallybook.errors import CallFailed
 from tallybook.extra.tasks import email, http, new_signing_secret, webhook
@@ -17,7 +16,6 @@ from tallybook.extra.tasks._outbound import Call
 from tallybook.extra.tasks._smtp import Server
 from tallybook.testing import drain
 
-Run = Callable[..., JobInfo]
 HOUR = Constant(timedelta(hours=1))
 CALL, TELL, MAIL = (task.with_(retry=HOUR) for task in (http, webhook, email))
 TOKEN = "c4n4ryT0ken"
@@ -91,7 +89,7 @@ def test_control_frames_of_the_call_would_show_it(
     ],
 )
 def test_json_that_no_database_keeps_is_kept_as_text(
-    app: App, run: Run, db: Any, endpoint: HttpServer, body: bytes
+    app: App, run: Any, db: Any, endpoint: HttpServer, body: bytes
 ) -> None:
     """S4-06: an answer that jsonb cannot store (NUL, a lone surrogate, NaN, its depth) is kept as text."""
     json = {"Content-Type": "application/json"}
@@ -101,7 +99,7 @@ def test_json_that_no_database_keeps_is_kept_as_text(
     assert run(CALL.enqueue_sync(db, "rates")).result["json"] == {"a": 1}
 
 
-def test_an_answer_with_nul_is_kept(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+def test_an_answer_with_nul_is_kept(app: App, run: Any, db: Any, endpoint: HttpServer) -> None:
     """S4-06: a NUL byte in a webhook's answer costs neither the result nor the error."""
     local = {"url": endpoint.url, "allow": LOOPBACK, "allow_http": True}
     serving(app, provider("acme", {"signing_secret": new_signing_secret()}, **local))
@@ -112,13 +110,13 @@ def test_an_answer_with_nul_is_kept(app: App, run: Run, db: Any, endpoint: HttpS
 
 
 @pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..example", "...", "."])
-def test_a_host_that_no_resolver_takes_is_dead(app: App, run: Run, db: Any, host: str) -> None:
+def test_a_host_that_no_resolver_takes_is_dead(app: App, run: Any, db: Any, host: str) -> None:
     """S4-06: a host name that can never be resolved makes the job dead at once."""
     found = run(CALL.enqueue_sync(db, url=f"http://{host}/"))
     assert found.state == "dead" and "its host is not a valid name" in (found.last_error or "")
 
 
-def test_every_way_to_write_the_inside_is_refused(app: App, run: Run, db: Any) -> None:
+def test_every_way_to_write_the_inside_is_refused(app: App, run: Any, db: Any) -> None:
     """S4-06: inside addresses are refused: decimal, octal, hex, short, mapped, compatible, translated, tunneled."""
     hosts = """\
 2130706433 0x7f.1 0177.0.0.1 127.1 0 [::ffff:127.0.0.1] [::127.0.0.1] [::ffff:0:127.0.0.1] [64:ff9b::7f00:1]
@@ -131,7 +129,7 @@ def test_every_way_to_write_the_inside_is_refused(app: App, run: Run, db: Any) -
         assert found.state == "dead" and "has an address that is" in (found.last_error or ""), host
 
 
-def test_one_header_is_sent_once(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+def test_one_header_is_sent_once(app: App, run: Any, db: Any, endpoint: HttpServer) -> None:
     """S4-06: a provider's header replaces ours of that name, in any case, and the task's replaces the provider's."""
     local = {"url": endpoint.url, "allow": LOOPBACK, "headers": {"user-agent": "shop", "content-type": "text/x"}}
     serving(app, provider("rates", **local))

@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,13 +17,12 @@ from support.outside import LOOPBACK, HttpServer, Reply, provider, serving, smtp
 from support.pages import blocks, project, python, section, statements, table
 from support.pages import words as in_backticks
 from support.paths import ROOT
-from tallybook import App, Constant, JobInfo
+from tallybook import App, Constant
 from tallybook._model.keyring import new_key
 from tallybook._model.provider import Secret
 from tallybook.extra.tasks import email, http, new_signing_secret, notification, sms, webhook
 from tallybook.testing import drain, travel
 
-Run = Callable[..., JobInfo]
 DAY = timedelta(days=1)
 LATER = webhook.with_(retry=Constant(timedelta(hours=1)))  # nothing is tried again within one drain
 BODY = {"type": "invoice.paid", "data": {"id": 42, "name": "Zoë"}}
@@ -38,7 +36,7 @@ def acme(endpoint: HttpServer, secret: str | Secret | None = None, **settings: A
 
 
 def test_sql_alone_sends_a_webhook_that_the_receiver_verifies(
-    app: App, run: Run, db: Any, endpoint: HttpServer
+    app: App, run: Any, db: Any, endpoint: HttpServer
 ) -> None:
     """S4-06: a job that SQL enqueued names only the provider; standardwebhooks verifies the signed webhook."""
     secret = new_signing_secret()
@@ -59,7 +57,7 @@ def test_sql_alone_sends_a_webhook_that_the_receiver_verifies(
 
 
 def test_the_apps_own_providers_serve_it(
-    app: App, run: Run, dsn: str, db: Any, endpoint: HttpServer, monkeypatch: pytest.MonkeyPatch
+    app: App, run: Any, dsn: str, db: Any, endpoint: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S1-12, S4-06: a provider in the database signs a webhook with its encrypted secret; a 410 deactivates it."""
     monkeypatch.setenv("TALLYBOOK_KEYS", new_key("k1"))
@@ -79,7 +77,7 @@ def test_the_apps_own_providers_serve_it(
     assert db.execute("select active from tallybook.provider where name = 'acme'").fetchone() == (False,)
 
 
-def test_while_a_secret_is_replaced_both_sign(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+def test_while_a_secret_is_replaced_both_sign(app: App, run: Any, db: Any, endpoint: HttpServer) -> None:
     """S4-06: during a rotation, the old and the new secret both verify the same webhook; a third does not."""
     old, new = new_signing_secret(), new_signing_secret()
     serving(app, acme(endpoint, Secret(new, previous=Secret(old))))
@@ -113,7 +111,7 @@ def test_every_attempt_has_the_same_id(app: App, dsn: str, db: Any, endpoint: Ht
 
 
 @pytest.mark.parametrize("text", ['{"amount": 12345678901234567.10,\r\n "b" : "é \U0001f600"}', "", "a=1&b=%20"])
-def test_a_text_is_sent_and_signed_byte_for_byte(app: App, run: Run, db: Any, endpoint: HttpServer, text: str) -> None:
+def test_a_text_is_sent_and_signed_byte_for_byte(app: App, run: Any, db: Any, endpoint: HttpServer, text: str) -> None:
     """S4-06: a text arrives byte for byte, and the signature covers these bytes."""
     secret = new_signing_secret()
     serving(app, acme(endpoint, secret))
@@ -167,7 +165,7 @@ def test_gone_at_a_former_url_stops_nothing(app: App, dsn: str, db: Any, endpoin
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_retry_after_is_waited_for(app: App, run: Run, db: Any, endpoint: HttpServer, status: int) -> None:
+def test_retry_after_is_waited_for(app: App, run: Any, db: Any, endpoint: HttpServer, status: int) -> None:
     """The next attempt waits for the answer's Retry-After, in seconds or as a date; without one it is sooner."""
     serving(app, acme(endpoint))
     endpoint.reply(
@@ -217,7 +215,7 @@ def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: H
     ids=["slow", "trickling"],
 )
 def test_a_slow_endpoint_is_left_after_the_timeout(
-    app: App, run: Run, db: Any, endpoint: HttpServer, timeout: Any, said: str, reply: Reply
+    app: App, run: Any, db: Any, endpoint: HttpServer, timeout: Any, said: str, reply: Reply
 ) -> None:
     """A call that exceeds the provider's timeout fails and is retried.
 
@@ -229,7 +227,7 @@ def test_a_slow_endpoint_is_left_after_the_timeout(
     assert found.state == "retrying" and said in (found.last_error or "")
 
 
-def test_an_answer_that_breaks_off_is_no_success(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+def test_an_answer_that_breaks_off_is_no_success(app: App, run: Any, db: Any, endpoint: HttpServer) -> None:
     """A 200 whose body is cut off is retried; a whole one completes."""
     serving(app, acme(endpoint))
     endpoint.reply(Reply(200, body=b"half", length=1000), Reply(200, body=b"half", length=4))
@@ -240,7 +238,7 @@ def test_an_answer_that_breaks_off_is_no_success(app: App, run: Run, db: Any, en
     assert second.state == "completed" and second.result["answer"] == "half"
 
 
-def test_of_a_long_answer_some_is_read(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+def test_of_a_long_answer_some_is_read(app: App, run: Any, db: Any, endpoint: HttpServer) -> None:
     """S4-06: of a 50 MB answer, 2,000 characters are kept."""
     serving(app, acme(endpoint))
     endpoint.reply(Reply(200, body=b"x" * 50_000_000))
@@ -342,7 +340,7 @@ def test_each_form_has_its_url_and_secret_without_a_provider_of_its_own(
 
 
 def test_no_other_secret_of_the_provider_goes_to_a_url_of_the_args(
-    app: App, run: Run, db: Any, endpoint: HttpServer
+    app: App, run: Any, db: Any, endpoint: HttpServer
 ) -> None:
     """S4-06: the provider's token goes to its own URL, and to no URL of a job's args."""
     own = new_signing_secret()
@@ -356,7 +354,7 @@ def test_no_other_secret_of_the_provider_goes_to_a_url_of_the_args(
     assert form.path == "/form" and "authorization" not in form.headers and "t0ken" not in str(form)
 
 
-def test_a_form_that_is_gone_switches_nothing_off(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+def test_a_form_that_is_gone_switches_nothing_off(app: App, run: Any, db: Any, endpoint: HttpServer) -> None:
     """S4-06: a 410 from a URL of the args ends only that job; the provider of the other forms stays active."""
     registry = serving(app, provider("forms", {"form_1": new_signing_secret()}, **OPEN))
     endpoint.reply(Reply(410))
