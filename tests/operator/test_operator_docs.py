@@ -1,10 +1,11 @@
-"""docs/operator-api.md is checked against the API: its clients run, its tables and the document are complete."""
+"""docs/operator-api.md is checked against the API, and so are clients: the page's, the package's and a fuzzer."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 import pytest
 
 from support.cli import Command
-from support.operator_client import SECRET, key_file
+from support.operator_client import OTHER, SECRET, key_file
 from support.operator_process import serving
+from support.outside import HttpServer, Reply, http_server
 from support.pages import blocks, section, table, text
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 from tallybook import Counts, QueueInfo
-from tallybook.extra.operator import openapi
+from tallybook.errors import ConfigError, OperatorRefused
+from tallybook.extra.operator import OperatorClient, openapi
 from tallybook.extra.operator.keys import SCOPES
 from tallybook.extra.operator.problems import CODES
 from tallybook.extra.operator.routes import OPERATIONS
@@ -154,3 +157,137 @@ def test_the_api_is_off_unless_it_has_keys(tmp_path: Path, dsn: str, keys: Path)
         else:
             assert signed.returncode != 0 and '"queues":' not in signed.stdout
             assert "unsigned" not in unsigned.stdout
+
+
+IN_DOUBT = Reply(503, body=json.dumps({"code": "in_doubt", "detail": "the connection was lost at the commit"}).encode())
+
+
+@pytest.fixture
+def outside() -> Iterator[HttpServer]:
+    """A server whose answers the test sets."""
+    with http_server() as server:
+        yield server
+
+
+@pytest.fixture
+def api(outside: HttpServer) -> OperatorClient:
+    return OperatorClient(f"{outside.url}/api/v1/", "ops", SECRET, timeout=5)
+
+
+def test_a_real_api_serves_and_refuses_the_client(tmp_path: Path, dsn: str, db: Any) -> None:
+    """S2-12: the client reads, changes and enqueues; a refusal raises an error with status, code and reason."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        f'[keys.ops]\nsecret = "{SECRET}"\nscopes = ["read", "operate", "enqueue"]\n'
+        f'[keys.reader]\nsecret = "{OTHER}"\nscopes = ["read"]\n'
+    )
+    keys.chmod(0o600)
+    with serving(dsn, keys) as url:
+        api, reader = OperatorClient(url, "ops", SECRET), OperatorClient(url, "reader", OTHER)
+        assert api.call("post", "/jobs", {"queue": "mail", "task": "send", "args": {"to": "ada"}})["job"] > 0
+        assert reader.call("GET", "/counts?task=send&queue=mail")["counts"][0]["available"] == 1
+        assert api.call("POST", "/queues/mail/pause") == {"queue": "mail", "paused": True, "changed": True}
+        with pytest.raises(OperatorRefused, match="403 scope: ") as refused:
+            reader.call("POST", "/queues/mail/resume")
+        assert (refused.value.status, refused.value.code) == (403, "scope")
+        with pytest.raises(OperatorRefused) as unknown:
+            OperatorClient(url, "ops", OTHER).call("POST", "/queues/mail/resume")
+        assert unknown.value.code == "signature"
+    assert db.execute("select paused_at is not null from tallybook.queue where name = 'mail'").fetchone() == (True,)
+
+
+@pytest.mark.parametrize("first", [IN_DOUBT, Reply(length=100, body=b"{")], ids=["in doubt", "broken off"])
+def test_a_request_of_unknown_fate_is_sent_again_as_it_was(
+    api: OperatorClient, outside: HttpServer, first: Reply
+) -> None:
+    """After a lost answer the client sends the same request, nonce included, so that the API can recognize it."""
+    outside.reply(first, Reply(body=b'{"retried": 3}'))
+    assert api.call("POST", "/dead-letters/retry", {"queue": "mail"}) == {"retried": 3}
+    one, two = outside.got
+    assert one == two and one.headers["tallybook-nonce"] and one.path == "/api/v1/dead-letters/retry"
+    assert json.loads(one.body) == {"queue": "mail"}
+
+
+def test_a_request_is_sent_twice_at_most_and_a_refusal_once(api: OperatorClient, outside: HttpServer) -> None:
+    """A request still in doubt after two tries is an error; a refusal is final; each call has its own nonce."""
+    outside.reply(IN_DOUBT)
+    with pytest.raises(OperatorRefused, match="in_doubt"):
+        api.call("POST", "/queues/mail/pause")
+    assert len(outside.got) == 2
+    outside.reply(Reply(409, body=b'{"code": "conflict", "detail": "it runs", "hint": "Wait for its end"}'))
+    with pytest.raises(OperatorRefused, match=r"409 conflict: it runs\. Wait for its end"):
+        api.call("POST", "/jobs/7/retry")
+    assert len(outside.got) == 3
+    assert outside.got[0].headers["tallybook-nonce"] != outside.got[2].headers["tallybook-nonce"]
+
+
+@pytest.mark.parametrize("status", [302, 307, 502])
+def test_what_is_no_operator_api_is_refused(api: OperatorClient, outside: HttpServer, status: int) -> None:
+    """A signed request follows no redirect, and an HTML page is no answer; the error asks for the address."""
+    outside.reply(Reply(status, {"Location": f"{outside.url}/elsewhere"}, b"<html>"), Reply(body=b"{}"))
+    with pytest.raises(OperatorRefused, match="with its prefix") as refused:
+        api.call("GET", "/queues")
+    assert (refused.value.status, refused.value.code, len(outside.got)) == (status, None, 1)
+
+
+def test_where_nobody_listens_it_is_an_error_of_the_network() -> None:
+    """No answer is an OSError; a URL that is not HTTP is refused at once; no error and no repr shows the secret."""
+    with pytest.raises(OSError, match="refused"):
+        OperatorClient("http://127.0.0.1:9", "ops", SECRET).call("GET", "/queues")
+    for url in ("file:///etc/passwd", "127.0.0.1:8801"):
+        with pytest.raises(ConfigError, match="does not begin with http") as wrong:
+            OperatorClient(url, "ops", SECRET)
+        assert SECRET not in str(wrong.value)
+    assert SECRET not in repr(OperatorClient("http://127.0.0.1:9", "ops", SECRET))
+
+
+def fuzz(
+    dsn: str, folder: Path, *options: str, broken: str = "", examples: int = 4
+) -> subprocess.CompletedProcess[str]:
+    """Run it with all of its checks against a real server; the hooks compute the values of the four headers."""
+    keys = key_file(folder, f'[keys.ops]\nsecret = "{SECRET}"\nscopes = ["admin"]\n')
+    headers = [f"Tallybook-{name}: signed" for name in ("Key", "Timestamp", "Nonce", "Signature")]
+    signed = [word for header in headers for word in ("--header", header)]
+    with serving(dsn, keys, broken, log=folder / "server.log") as url:
+        command = [
+            str(Path(sys.executable).parent / "schemathesis"), "--config-file", str(TESTS / "support/fuzz.toml"), "run",
+            f"{url}/openapi.json", *signed, "--checks", "all", "--max-examples", str(examples), "--seed", "7",
+            "--no-color", "--suppress-health-check", "all", *options,
+        ]  # fmt: skip
+        environment = {**os.environ, "SCHEMATHESIS_HOOKS": "support.fuzz_hooks", "PYTHONPATH": str(TESTS)}
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=550, check=False
+        )
+
+
+def stage(db: Any) -> None:
+    """One object of each kind, under the names that the examples use."""
+    db.execute("select tallybook.enqueue('mail', 'send_welcome'), tallybook.worker_start('web-1', '{mail}')")
+    db.execute("select tallybook.schedule_set('report-de', 'report', '{}', every => '1 day')")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.direct("the fuzzer's server has many connections")
+def test_the_fuzzer_finds_nothing(dsn: str, db: Any, tmp_path: Path) -> None:
+    """S2-12: by all checks of schemathesis, a fitting request is accepted, a wrong or unsigned one is refused."""
+    stage(db)
+    done = fuzz(dsn, tmp_path)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr
+    assert "18 selected / 18 total" in done.stdout
+    # Its requests were served, not only refused.
+    assert db.execute("select count(distinct action) from tallybook.audits").fetchone()[0] >= 5
+    assert (tmp_path / "server.log").read_text().count("Traceback") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.direct("the fuzzer's server has many connections")
+@pytest.mark.parametrize("broken", ["answer", "error", "unsigned"])
+def test_the_fuzzer_finds_what_is_broken(dsn: str, db: Any, tmp_path: Path, broken: str) -> None:
+    """Negative control: the fuzzer finds an undocumented answer, a defect, and a server that checks no signature."""
+    stage(db)
+    done = fuzz(dsn, tmp_path, "--include-operation-id", "list_queues", broken=broken)
+    assert done.returncode == 1, done.stdout[-4000:] + done.stderr
+    found = {"answer": "Response violates schema", "error": "Server error", "unsigned": "header accepted"}[broken]
+    assert found in done.stdout, done.stdout[-4000:]

@@ -106,9 +106,6 @@ def test_a_key_is_made_on_the_command_line(tmp_path: Path) -> None:
     assert new("deploy", "--scope", "all").exit_code == 2
 
 
-# Keys that are limited to some queues
-
-
 @pytest.fixture
 async def call(dsn: str, db: Any) -> AsyncIterator[Client]:
     db.execute("select tallybook.enqueue('mail', 'welcome'), tallybook.enqueue('pay', 'charge')")
@@ -116,7 +113,6 @@ async def call(dsn: str, db: Any) -> AsyncIterator[Client]:
     api = operator_api(App("shop", dsn=dsn), keys=[Key("ops", SECRET, ("admin",)), limited])
     async with client(api) as one:
         yield one
-    await api.close()
 
 
 async def test_a_key_for_some_queues_reaches_no_other(call: Client, db: Any) -> None:

@@ -49,7 +49,6 @@ def api(app: App) -> OperatorApi:
 async def call(api: OperatorApi) -> AsyncIterator[Client]:
     async with client(api) as one:
         yield one
-    await api.close()
 
 
 def is_paused(db: Any) -> bool:
@@ -316,8 +315,6 @@ async def test_two_apps_serve_a_request_once(app: App, db: Any) -> None:
             sent = (one.http.post("/jobs", content=body, headers=signed) for one in (first, second, first, second))
             answers = await asyncio.gather(*sent)
             assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409]
-    for api in apis:
-        await api.close()
     assert db.execute("select count(*) from tallybook.job where queue = 'mail'").fetchone()[0] == 1 + 5
 
 
@@ -400,7 +397,6 @@ async def test_keys_are_changed_one_for_the_other(app: App) -> None:
             for key, secret in (("old", SECRET), ("new", OTHER)):
                 answer = await call.by(key, secret)("GET", "/queues")
                 assert answer.status_code == (200 if key in good else 401)
-        await api.close()
 
 
 async def test_an_unknown_key_is_compared_like_a_known_one(call: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +447,6 @@ async def test_what_is_read_only_changes_nothing_whoever_signs(app: App, db: Any
                 assert codes(answer) == (403, "read_only"), operation.name
             else:
                 assert answer.status_code == 200, operation.name
-    await api.close()
     assert db.execute("select count(*) from tallybook.job where state = 'available'").fetchone()[0] == 2
     assert not is_paused(db) and db.execute("select count(*) from tallybook.audit").fetchone()[0] == 0
 
@@ -619,14 +614,11 @@ async def test_a_database_that_hangs_is_503(app: App, dsn: str, monkeypatch: pyt
     monkeypatch.setattr(serve, "READ_TIMEOUT", "0.2s")
     with Proxy(dsn) as proxy:
         api = operator_api(app, keys=[Key("ops", SECRET, ("admin",))], dsn=proxy.dsn)
-        try:
-            async with client(api) as call, asyncio.timeout(15):
-                assert (await call("GET", "/queues")).status_code == 200
-                proxy.silent = True
-                assert codes(await call("GET", "/queues")) == (503, "unavailable")
-        finally:
+        async with client(api) as call, asyncio.timeout(15):
+            assert (await call("GET", "/queues")).status_code == 200
+            proxy.silent = True
+            assert codes(await call("GET", "/queues")) == (503, "unavailable")
             proxy.cut()
-            await api.close()
 
 
 async def test_a_database_that_is_away_is_503(app: App) -> None:
@@ -638,4 +630,3 @@ async def test_a_database_that_is_away_is_503(app: App) -> None:
         answer = await call("GET", "/queues")
         assert time.monotonic() - began < 10
     assert codes(answer) == (503, "unavailable") and "hidden" not in answer.text and "nowhere" not in answer.text
-    await api.close()

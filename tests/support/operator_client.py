@@ -68,10 +68,14 @@ class Client:
 
 @asynccontextmanager
 async def client(api: Any) -> AsyncIterator[Client]:
-    """Yield a Client of an ASGI app in this process."""
+    """Yield a Client of an operator API in this process, or of an app that mounts one; close its connections."""
     transport = httpx2.ASGITransport(app=api)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://api.test") as http:
-        yield Client(http)
+    try:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://api.test") as http:
+            yield Client(http)
+    finally:
+        if hasattr(api, "close"):
+            await api.close()
 
 
 def codes(response: httpx2.Response) -> tuple[int, str]:
