@@ -3,7 +3,6 @@
 import csv
 import json
 import shlex
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,9 @@ from support.cli import invoke
 from tallybook import App, Kill, Reject, Reschedule
 from tallybook.testing import drain
 
-Run = Callable[..., Result]
-
 
 @pytest.fixture
-def run(dsn: str) -> Run:
+def run(dsn: str) -> Any:
     """Run `tallybook subject ...` in this process."""
     return partial(invoke, "subject", to=dsn)
 
@@ -30,7 +27,7 @@ def rows(db: Any) -> list[tuple[Any, ...]]:
     return list(db.execute(query).fetchall())
 
 
-def test_push_and_upsert_one(run: Run, db: Any) -> None:
+def test_push_and_upsert_one(run: Any, db: Any) -> None:
     """S3-23 S3-25: push creates it once, upsert changes it; both report what they did, as text or JSON."""
     first = run("push", "prices", "refresh", "asset:42", '{"asset_id": 42}', "--delay", "1 hour", "--priority", "1")
     assert first.exit_code == 0
@@ -58,7 +55,7 @@ def test_push_and_upsert_one(run: Run, db: Any) -> None:
         (("upsert", "prices", "refresh", "--file", "no such file"), "--file no such file: No such file or directory"),
     ],
 )
-def test_a_slip_of_the_pen_is_told(run: Run, db: Any, words: tuple[str, ...], message: str) -> None:
+def test_a_slip_of_the_pen_is_told(run: Any, db: Any, words: tuple[str, ...], message: str) -> None:
     """Wrong input ends with exit code 2 and one line that says why."""
     result = run(*words)
     assert result.exit_code == 2
@@ -66,7 +63,7 @@ def test_a_slip_of_the_pen_is_told(run: Run, db: Any, words: tuple[str, ...], me
     assert rows(db) == []
 
 
-def test_csv_is_upserted(run: Run, db: Any, tmp_path: Path) -> None:
+def test_csv_is_upserted(run: Any, db: Any, tmp_path: Path) -> None:
     """S3-12 S3-13: a CSV of several batches, with quotes, line breaks, times, priorities; a rerun changes nothing."""
     file = tmp_path / "assets.csv"
     lines = [f'"x:{n}","{{""asset_id"": {n}}}",,' for n in range(2100)]
@@ -85,7 +82,7 @@ def test_csv_is_upserted(run: Run, db: Any, tmp_path: Path) -> None:
     assert run("upsert", "prices", "refresh", "--file", file).output == "2102 subjects: 2102 unchanged\n"
 
 
-def test_json_lines_are_upserted_and_reported_row_by_row(run: Run, db: Any) -> None:
+def test_json_lines_are_upserted_and_reported_row_by_row(run: Any, db: Any) -> None:
     """S3-13: JSON lines from stdin; with --json one report per row, in the order of the file."""
     lines = [{"subject": "b", "args": {"n": 1}, "priority": 0}, {"subject": "a", "run_at": "2031-01-01T00:00:00Z"}]
     text = "\n\n".join(map(json.dumps, lines))
@@ -117,7 +114,7 @@ def test_json_lines_are_upserted_and_reported_row_by_row(run: Run, db: Any) -> N
         ("x.jsonl", b"\xff\n", "it is not UTF-8"),
     ],
 )
-def test_a_wrong_line_is_named(run: Run, db: Any, tmp_path: Path, name: str, text: str | bytes, message: str) -> None:
+def test_a_wrong_line_is_named(run: Any, db: Any, tmp_path: Path, name: str, text: str | bytes, message: str) -> None:
     """A wrong file ends with exit code 2 and the line's number, and nothing of its batch is stored."""
     file = tmp_path / name
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -127,7 +124,7 @@ def test_a_wrong_line_is_named(run: Run, db: Any, tmp_path: Path, name: str, tex
     assert rows(db) == []
 
 
-def test_what_is_in_before_a_wrong_line_is_told(run: Run, db: Any, tmp_path: Path) -> None:
+def test_what_is_in_before_a_wrong_line_is_told(run: Any, db: Any, tmp_path: Path) -> None:
     """Batches before the wrong line stay, and the message gives the number of their subjects."""
     file = tmp_path / "x.jsonl"
     file.write_text("".join(f'{{"subject": "{n}"}}\n' for n in range(1001)) + "nonsense\n")
@@ -137,7 +134,7 @@ def test_what_is_in_before_a_wrong_line_is_told(run: Run, db: Any, tmp_path: Pat
     assert len(rows(db)) == 1000
 
 
-def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
+def test_list_show_errors_and_forget(run: Any, dsn: str, db: Any) -> None:
     """S3-30: list by task, state and prefix, show with errors, the error log, and forget."""
     app = App("prices", dsn=dsn)
 
@@ -182,7 +179,7 @@ def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
     assert [row[0] for row in rows(db)] == ["asset:1", "page:2"]
 
 
-def test_a_list_continues(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_continues(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full page, and a search that has stopped early, print the --after of the next page, also with --json."""
 
     def after(said: Result) -> str:
@@ -203,7 +200,7 @@ def test_a_list_continues(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "it's 1090" in rest.stdout
 
 
-def test_a_name_in_two_queues(run: Run, db: Any, dsn: str) -> None:
+def test_a_name_in_two_queues(run: Any, db: Any, dsn: str) -> None:
     """A queue's own names are listed separately; show and forget need --queue, else the error names the queues."""
     for queue in ("eu", "us"):
         assert invoke("queue", "create", queue, "--own-names", to=dsn).exit_code == 0

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cli import Command, children, is_alive, parent
+from support.cli import Command, children, invoke, is_alive, parent
 from support.pages import FENCED, text
 from support.waiting import wait_until
 from tallybook._cli.dev import _make
@@ -44,11 +44,6 @@ def database(running: Command) -> str:
     return found[1]
 
 
-def put(dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute("select tallybook.enqueue('mail', 'hello')")
-
-
 def processes(dsn: str, running: Command) -> list[int]:
     """Its guard, its worker and the server."""
     with psycopg.connect(dsn) as conn:
@@ -69,14 +64,14 @@ def test_dev_runs_jobs_and_follows_the_code(shop: Path) -> None:
     after = BEFORE.replace("version 1", "version 2")
     with Command(shop, "dev", "-A", "shop:app") as running:
         dsn = database(running)
-        put(dsn)
+        invoke("enqueue", "mail", "hello", to=dsn)
         running.says("hello from version 1")
         (shop / "shop.py").write_text("def broken(:\n")
         running.says("the worker ended with code 2; it restarts when the code changes")
         assert "SyntaxError" in running.output and "Traceback" not in running.output
         (shop / "shop.py").write_text(after)
         running.says(" serves ", times=2)
-        put(dsn)
+        invoke("enqueue", "mail", "hello", to=dsn)
         running.says("hello from version 2")
         started = processes(dsn, running)
         running.send(signal.SIGINT)
@@ -95,7 +90,7 @@ def test_dev_leaves_nothing_behind_when_killed(shop: Path) -> None:
 
     with Command(shop, "dev", "-A", "shop:app", "--no-reload") as running:
         dsn = database(running)
-        put(dsn)
+        invoke("enqueue", "mail", "hello", to=dsn)
         wait_until(lambda: states(dsn) == [("completed",)], "the job is completed")
         started = processes(dsn, running)
         assert len(started) >= 3  # guard, worker, postmaster
@@ -113,7 +108,7 @@ def test_dev_with_a_database_of_ones_own(shop: Path, empty_dsn: str) -> None:
     """With TALLYBOOK_DSN dev installs the schema there and starts no server."""
     with Command(shop, "dev", "-A", "shop:app", dsn=empty_dsn) as running:
         running.says(" serves ")
-        put(empty_dsn)
+        invoke("enqueue", "mail", "hello", to=empty_dsn)
         running.says("hello from version 1")
         running.send(signal.SIGTERM)
         assert running.ended() == 0

@@ -51,9 +51,6 @@ def shown(of: Reading, rate: Rates | None = None, *, width: int = 80, height: in
     return lines
 
 
-# --- the screen -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("width, height", [(80, 24), (120, 40), (40, 10), (200, 100)])
 def test_a_hundred_queues_with_long_names(width: int, height: int) -> None:
     """The busiest queues come first, names are cut but not numbers, and hidden queues are counted."""
@@ -121,9 +118,6 @@ def test_wide_characters() -> None:
     lines = shown(reading(queue("請求書" * 20, available=12345), queue("abc", available=7)))
     first, second = (line for line in lines if "請" in line or line.startswith("abc"))
     assert cell_len(first[: first.index("12345")]) + 4 == cell_len(second[: second.index("7")])
-
-
-# --- rates ------------------------------------------------------------------------------------------------------------
 
 
 def test_rates_are_differences() -> None:
@@ -234,16 +228,10 @@ def test_a_reader_looks(empty_dsn: str) -> None:
             read(at.as_("metrics"))
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-run = partial(invoke, "top")
-
-
 def test_once(dsn: str, db: Connection) -> None:
     """--once prints one screen without a terminal, in the given size, and ends."""
     put(db, 3)
-    found = run("--once", "--dsn", dsn, COLUMNS="90", LINES="20")
+    found = invoke("top", "--once", "--dsn", dsn, COLUMNS="90", LINES="20")
     assert found.exit_code == 0 and "\x1b" not in found.output
     assert re.search(r"^mail\s+3 +0 ", found.output, re.MULTILINE)
     assert len(found.output.splitlines()) <= 20
@@ -251,6 +239,7 @@ def test_once(dsn: str, db: Connection) -> None:
 
 def test_what_it_refuses(dsn: str, empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a terminal, a readable rate, a schema or rich: an error that says what to do."""
+    run = partial(invoke, "top")
     without = run("--dsn", dsn)
     assert without.exit_code == 2 and "pass --once" in without.output
     for wrong in ("0", "0.01", "2 days", "often"):
@@ -297,7 +286,7 @@ class Terminal:
     def shows(self, pattern: str, after: int = 0) -> int:
         """Wait until the pattern is drawn after this position; return where it ends."""
         until = time.monotonic() + 20
-        while not (found := re.search(pattern, plain(self.drawn[after:]))):
+        while not (found := re.search(pattern, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.drawn[after:]))):
             assert time.monotonic() < until and self.process.poll() is None, (
                 f"{pattern!r} is not in {self.drawn[after:]!r}"
             )
@@ -321,14 +310,10 @@ class Terminal:
         return code
 
 
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-
-
 @contextmanager
-def terminal(dsn: str, *words: str, width: int = 80, height: int = 24) -> Iterator[Terminal]:
+def terminal(dsn: str, *words: str) -> Iterator[Terminal]:
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     # The first terminal that a new session opens controls it: Ctrl-C reaches it.
     command = [sys.executable, "-m", "tallybook", "top", "--dsn", dsn, *words]
