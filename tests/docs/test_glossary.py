@@ -6,7 +6,6 @@ tools/words.py, which `make check` runs, finds odd words and long sentences.
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -29,34 +28,22 @@ def terms() -> list[str]:
 
 def public_names() -> set[str]:
     """Every name that a user writes: commands, options, Python's names and arguments, SQL functions and arguments."""
-    return {*_of_commands(), *_of_python(), *_of_sql()}
-
-
-def _of_commands() -> Iterator[str]:
+    found = set[str]()
     for path, command in commands():
-        yield from (word.replace("-", "_") for word in path[-1:])
-        yield from (option.lstrip("-").replace("-", "_") for param in command.params for option in param.opts)
-
-
-def _of_python() -> Iterator[str]:
+        options = (option.lstrip("-") for param in command.params for option in param.opts)
+        found |= {word.replace("-", "_") for word in (*path[-1:], *options)}
     for name in tallybook.__all__:
-        yield name.lower()
         value: Any = getattr(tallybook, name)
-        members = inspect.getmembers(value) if inspect.isclass(value) else []
-        for member, found in members:
-            if not member.startswith("_"):
-                yield member
-                if inspect.isfunction(found):
-                    yield from inspect.signature(found).parameters
-
-
-def _of_sql() -> Iterator[str]:
+        members = dict(inspect.getmembers(value)) if inspect.isclass(value) else {}
+        public = {member: what for member, what in members.items() if not member.startswith("_")}
+        found |= {name.lower(), *public}
+        for method in filter(inspect.isfunction, public.values()):
+            found |= {*inspect.signature(method).parameters}
     for file in sql_files(views=False):
-        yield file.stem
-        declared = re.search(
-            r"function tallybook\.\w+\((.*?)\)\s*(?:returns|language)", file.read_text("utf-8"), re.DOTALL
-        )
-        yield from re.findall(r"(?:^|,)\s*(?:out )?(\w+) ", declared[1]) if declared else ()
+        function = r"function tallybook\.\w+\((.*?)\)\s*(?:returns|language)"
+        declared = re.search(function, file.read_text("utf-8"), re.DOTALL)
+        found |= {file.stem, *(re.findall(r"(?:^|,)\s*(?:out )?(\w+) ", declared[1]) if declared else ())}
+    return found
 
 
 def test_each_word_is_explained_once() -> None:
@@ -124,9 +111,6 @@ def test_each_part_of_a_verb_is_explained() -> None:
     said = " ".join(f"{row[0]} {row[1]}".lower() for row in ROWS)
     parts = {part for file in sql_files(views=False) for part in file.stem.split("_")}
     assert {part for part in parts - plain if not re.search(rf"\b{part.rstrip('s')[:5]}", said)} == set()
-
-
-# tools/words.py
 
 
 @pytest.mark.parametrize(
