@@ -5,11 +5,10 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from support.chromium import DESK, PHONE, browser, needed
 from support.cli import Command
@@ -17,30 +16,20 @@ from support.dashboard import Visitor, audits, routes, visiting, walk
 from support.database import UNREACHABLE
 from support.fleet import Fleet
 from support.proxy import Proxy
+from support.samples import parsed, value
 from support.waiting import wait_until
 from tallybook import App
 from tallybook.extra.dashboard import nodes as _nodes
-from tallybook.web import Site, dashboard
-
-pytestmark = [pytest.mark.anyio, pytest.mark.direct("opens three databases by their DSNs")]
+from tallybook.web import dashboard
 
 
 @asynccontextmanager
 async def visited(monkeypatch: pytest.MonkeyPatch, fleet: Fleet, **others: str) -> AsyncIterator[Visitor]:
     """A visitor with all rights, on a dashboard of all nodes."""
     monkeypatch.setenv("TALLYBOOK_NODES", fleet.named(**others))
-    site: Site = dashboard(App("shop"), dsn=fleet.dsn, nodes="all", read_only=False)
-    try:
-        async with visiting(site) as visitor:
-            yield visitor
-    finally:
-        await site.aclose()
-
-
-def away(proxy: Proxy) -> None:
-    """Make the node unreachable through the proxy."""
-    proxy.refusing = True
-    proxy.cut()
+    site = dashboard(App("shop"), dsn=fleet.dsn, nodes="all", read_only=False)
+    async with aclosing(site), visiting(site) as visitor:
+        yield visitor
 
 
 def listed(page: str) -> list[int]:
@@ -106,7 +95,8 @@ async def test_many_jobs_are_reported_by_node(fleet: Fleet, monkeypatch: pytest.
         async with visited(monkeypatch, fleet, south=proxy.dsn) as visitor:
             page = await visitor.get("/jobs")
             assert listed(page.text) == jobs[::-1]
-            away(proxy)
+            proxy.refusing = True
+            proxy.cut()
             await visitor.post("/jobs/cancel", job=jobs, back="/jobs")
             told = (await visitor.get("/jobs")).text
     assert "north: 1 job cancelled." in told and "west: 1 job cancelled." in told and "south: " in told
@@ -168,7 +158,8 @@ async def test_a_node_that_comes_back_is_found(fleet: Fleet, monkeypatch: pytest
     with Proxy(fleet.dsns[1]) as proxy:
         async with visited(monkeypatch, fleet, south=proxy.dsn) as visitor:
             assert "does not answer" not in (await visitor.get("/")).text
-            away(proxy)
+            proxy.refusing = True
+            proxy.cut()
             gone = (await visitor.get("/")).text
             assert re.search(
                 r"Node <a href=\"/nodes\">south</a> does not answer: .* Its figures are [\d.]+ m?s old", gone
@@ -207,12 +198,11 @@ async def test_metrics_have_the_node(fleet: Fleet, monkeypatch: pytest.MonkeyPat
     """Each series has the label node; an absent node has tallybook_up 0, and the others have their numbers."""
     fleet.enqueue(2, "mail", "send")
     async with visited(monkeypatch, fleet, west=UNREACHABLE) as visitor:
-        families = text_string_to_metric_families((await visitor.get("/metrics")).text)
+        found = parsed((await visitor.get("/metrics")).text)
         ready = await visitor.get("/readyz")
-    found = {(one.name, *sorted(one.labels.items())): one.value for family in families for one in family.samples}
-    assert [found["tallybook_up", ("node", name)] for name in ("north", "south", "west")] == [1, 1, 0]
-    job = ("node", "south"), ("queue", "mail"), ("state", "available"), ("task", "send")
-    assert found[("tallybook_jobs", *job)] == 1 and ready.status == 200
+    assert [value(found, "tallybook_up", node=name) for name in ("north", "south", "west")] == [1, 1, 0]
+    job = {"node": "south", "queue": "mail", "state": "available", "task": "send"}
+    assert value(found, "tallybook_jobs", **job) == 1 and ready.status == 200
 
 
 async def test_every_page_works_over_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +324,8 @@ def test_what_is_live_over_nodes(fleet: Fleet, tmp_path: Path) -> None:
             assert f"Job {job} is cancelled." in look.text
             assert fleet.state(job) == "cancelled"
             look.get(f"{site}/")
-            away(proxy)
+            proxy.refusing = True
+            proxy.cut()
             wait_until(
                 lambda: "Node west does not answer" in look.text and "old" in look.text, "the page says so by itself"
             )

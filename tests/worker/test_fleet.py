@@ -16,6 +16,7 @@ from support.fleet import renumber
 from support.fleet_app import TABLES
 from support.fleet_app import app as shop
 from support.proxy import Proxy
+from support.samples import parsed, value
 from support.workers import QUICK, ask, eventually, living, quick
 from tallybook import App, Context
 from tallybook._db.node_changes import retire
@@ -27,6 +28,9 @@ from tallybook._worker.settings import WorkerSettings, parse_queues
 from tallybook.errors import ConfigError
 
 NAMES = ("north", "south", "west")
+COMPLETED = "select count(*) from tallybook.job where state = 'completed'"
+SCHEDULES = "select name from tallybook.schedules"
+LIMITS = "select name, most from tallybook.limit_rule"
 
 
 @asynccontextmanager
@@ -49,13 +53,8 @@ async def on_record(worker: Fleet, *names: str) -> None:
     await eventually(lambda: set(names) <= set(at_work(worker)), f"it is at work on {names}")
 
 
-def ended(nodes: Nodes, number: int) -> int:
-    """Return how many jobs of a node have completed."""
-    return int(nodes.run(number, "select count(*) from tallybook.job where state = 'completed'")[0][0])
-
-
 async def all_ended(nodes: Nodes, counts: dict[int, int]) -> None:
-    await eventually(lambda: {n: ended(nodes, n) for n in counts} == counts, f"completed: {counts}")
+    await eventually(lambda: {n: nodes.run(n, COMPLETED)[0][0] for n in counts} == counts, f"completed: {counts}")
 
 
 async def test_the_jobs_of_all_nodes_run(fleet: Nodes, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,7 +130,7 @@ async def test_a_handler_has_the_nodes_schedules_and_jobs_of_a_program_outside(f
     async with serving(app, fleet.dsn):
         await all_ended(fleet, {2: 2})
     assert sorted(found, key=str) == [(["west", *NAMES], other, "cancelled"), "west"]
-    assert schedules(fleet) == [["daily"], [], []]
+    assert fleet.each(SCHEDULES) == [[("daily",)], [], []]
 
 
 async def test_slots_are_shared_and_never_exceeded(fleet: Nodes, app: App) -> None:
@@ -208,11 +207,7 @@ async def test_some_nodes_may_be_chosen(fleet: Nodes) -> None:
     async with serving(shop, fleet.dsn, "west, south") as (worker, _):
         await all_ended(fleet, {2: 1, 3: 1})
         assert sorted(at_work(worker)) == ["south", "west"]
-    assert ended(fleet, 1) == 0
-
-
-def schedules(nodes: Nodes) -> list[list[str]]:
-    return [[row[0] for row in nodes.run(n, "select name from tallybook.schedules")] for n in (1, 2, 3)]
+    assert fleet.run(1, COMPLETED) == [(0,)]
 
 
 async def test_schedules_of_the_code_are_on_the_home(
@@ -224,10 +219,10 @@ async def test_schedules_of_the_code_are_on_the_home(
     app.schedule("daily", note.job(1), cron="@daily")
     async with serving(app, fleet.dsn) as (worker, _):
         await on_record(worker, *NAMES)
-        await eventually(lambda: schedules(fleet) == [["daily"], [], []], "the home has it")
+        await eventually(lambda: fleet.each(SCHEDULES) == [[("daily",)], [], []], "the home has it")
         assert "schedules of the code are on north" in caplog.text
         fleet.run(1, "select tallybook.node_retire('north')")
-        await eventually(lambda: schedules(fleet) == [[], ["daily"], []], "the next one has it, and it alone")
+        await eventually(lambda: fleet.each(SCHEDULES) == [[], [("daily",)], []], "the next one has it, and it alone")
         assert "schedules of the code are on south" in caplog.text
 
 
@@ -237,12 +232,12 @@ async def test_a_pause_moves_with_the_home(fleet: Nodes, app: App, note: Any, mo
     app.schedule("daily", note.job(1), cron="@daily")
     async with serving(app, fleet.dsn) as (worker, _):
         await on_record(worker, *NAMES)
-        await eventually(lambda: schedules(fleet)[0] == ["daily"], "the home has it")
+        await eventually(lambda: fleet.run(1, SCHEDULES) == [("daily",)], "the home has it")
         fleet.run(1, "select tallybook.schedule_pause('daily', 'ann')")
         fleet.run(1, "select tallybook.node_retire('north')")
-        await eventually(lambda: schedules(fleet)[1] == ["daily"], "the next one has it from its worker")
+        await eventually(lambda: fleet.run(2, SCHEDULES) == [("daily",)], "the next one has it from its worker")
         assert (await asyncio.to_thread(retire, fleet.dsn, "north")).schedules == 1
-    assert schedules(fleet) == [[], ["daily"], []]
+    assert fleet.each(SCHEDULES) == [[], [("daily",)], []]
     assert fleet.run(2, "select paused_by, due_at from tallybook.schedule") == [("ann", None)]
 
 
@@ -317,7 +312,7 @@ async def test_an_address_of_another_node_is_refused(
     async with serving(app, fleet.dsn) as (worker, _):
         await on_record(worker, "north", "west")
         await eventually(lambda: "number of a node: 2: the database" in caplog.text, "south is refused")
-        await eventually(lambda: schedules(fleet) == [["daily"], [], []], "the home has it")
+        await eventually(lambda: fleet.each(SCHEDULES) == [[("daily",)], [], []], "the home has it")
         assert sorted(at_work(worker)) == ["north", "west"]
 
 
@@ -328,11 +323,6 @@ def test_each_look_reads_the_list_of_nodes_once(fleet: Nodes, monkeypatch: pytes
     worker = Fleet(shop, fleet.dsn, "all", WorkerSettings(queues=parse_queues(None)))
     every, served = worker._look()
     assert every == served
-
-
-def limits(nodes: Nodes) -> list[dict[str, int]]:
-    rows = [nodes.run(n, "select name, most from tallybook.limit_rule") for n in (1, 2, 3)]
-    return [dict(found) for found in rows]  # type: ignore[arg-type]
 
 
 async def test_limits_of_the_code_are_divided(
@@ -347,11 +337,13 @@ async def test_limits_of_the_code_are_divided(
     async with serving(app, fleet.dsn) as (worker, _):
         await on_record(worker, *NAMES)
         shares = [(4, 2), (3, 2), (3, 1)]
-        assert limits(fleet) == [{"provider": p, "customer": c, "tenant": 2} for p, c in shares]
+        assert [dict(rows) for rows in fleet.each(LIMITS)] == [
+            {"provider": p, "customer": c, "tenant": 2} for p, c in shares
+        ]
         assert "limit 'provider' of 10 is divided among the nodes: north 4, south 3, west 3" in caplog.text
         fleet.run(1, "select tallybook.node_remove('west')")
         there = [{"provider": 5, "customer": c, "tenant": 2} for c in (3, 2)]
-        await eventually(lambda: limits(fleet)[:2] == there, "two have what three had")
+        await eventually(lambda: [dict(fleet.run(n, LIMITS)) for n in (1, 2)] == there, "two have what three had")
 
 
 async def test_a_limit_below_the_number_of_nodes_is_refused(fleet: Nodes, app: App, note: Any) -> None:
@@ -376,7 +368,7 @@ async def test_a_node_too_many_for_a_limit_is_not_served(
         warning = "the list of nodes cannot be used, so the former one stays: concurrency limit 'two': 2"
         await eventually(lambda: warning in caplog.text, "the worker warns")
         assert sorted(worker.lives) == ["north", "south"]
-    assert limits(fleet) == [{"two": 1}, {"two": 1}, {}]
+    assert fleet.each(LIMITS) == [[("two", 1)], [("two", 1)], []]
 
 
 async def test_what_leads_to_one_node_only_is_refused(fleet: Nodes, app: App, note: Any) -> None:
@@ -394,8 +386,6 @@ async def test_what_leads_to_one_node_only_is_refused(fleet: Nodes, app: App, no
 
 async def test_one_port_shows_all_nodes(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """One port has the metrics of all nodes with the label `node`; an absent node has up 0; the process is ready."""
-    from prometheus_client.parser import text_string_to_metric_families
-
     monkeypatch.setenv("TALLYBOOK_NODES", f"north={fleet.dsns[0]}\nsouth={fleet.dsns[1]}\naway={UNREACHABLE}")
     for number in (1, 2):
         fleet.run(number, TABLES)
@@ -406,16 +396,12 @@ async def test_one_port_shows_all_nodes(fleet: Nodes, monkeypatch: pytest.Monkey
         status, text = await asyncio.to_thread(ask, worker.telemetry.port, "/metrics")
         ready, _ = await asyncio.to_thread(ask, worker.telemetry.port, "/readyz")
     assert (status, ready) == (200, 200)
-    found = {
-        (sample.name, tuple(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    up = {node: found["tallybook_up", (("node", node),)] for node in ("north", "south", "away")}
+    found = parsed(text)
+    up = {node: value(found, "tallybook_up", node=node) for node in ("north", "south", "away")}
     assert up == {"north": 1, "south": 1, "away": 0}
-    assert found["tallybook_worker_slots", (("queue", "default"),)] == 4
-    assert found["tallybook_worker_jobs_claimed_total", (("node", "south"),)] == 1
-    assert found["tallybook_worker_ready", (("node", "away"),)] == 0
+    assert value(found, "tallybook_worker_slots", queue="default") == 4
+    assert value(found, "tallybook_worker_jobs_claimed_total", node="south") == 1
+    assert value(found, "tallybook_worker_ready", node="away") == 0
 
 
 @pytest.fixture
@@ -432,7 +418,7 @@ async def test_a_drain_runs_what_is_due_on_all_nodes(drained: Any, fleet: Nodes)
     """A drain over nodes runs the due jobs of all and adds up the counts."""
     report = await drained()
     assert (report.processed, report.completed, report.unreachable) == (3, 3, ())
-    assert [ended(fleet, number) for number in (1, 2, 3)] == [1, 1, 1]
+    assert fleet.each(COMPLETED) == [[(1,)]] * 3
 
 
 async def test_a_drain_has_its_limit_over_all_nodes(drained: Any) -> None:

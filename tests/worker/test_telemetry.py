@@ -11,11 +11,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from support.cli import Command
 from support.paths import ROOT
 from support.roles import house
+from support.samples import parsed, value
 from support.waiting import wait_until
 from support.workers import QUICK, SLEEPY, Jobs, ask, eventually, working
 from tallybook import App, Constant, __version__
@@ -26,32 +26,10 @@ from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
 
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def parsed(text: str) -> Samples:
-    """Return the samples as Prometheus' own client reads them; no two have the same name and labels."""
-    found: Samples = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            key = (sample.name, frozenset(sample.labels.items()))
-            assert key not in found, f"twice: {key}"
-            found[key] = sample.value
-    return found
-
-
-def value(samples: Samples, name: str, /, **labels: str) -> float | None:
-    return samples.get((name, frozenset(labels.items())))
-
-
-def port_of(worker: Worker) -> int:
-    assert worker.telemetry is not None
-    return worker.telemetry.port
-
 
 async def page(worker: Worker, path: str, method: str = "GET") -> tuple[int, str]:
-    await eventually(lambda: port_of(worker), "it listens")
-    return await asyncio.to_thread(ask, port_of(worker), path, method)
+    port = await eventually(lambda: worker.telemetry.port, "it listens")
+    return await asyncio.to_thread(ask, port, path, method)
 
 
 async def until(worker: Worker, path: str, status: int, says: str = "") -> str:
@@ -64,15 +42,12 @@ async def until(worker: Worker, path: str, status: int, says: str = "") -> str:
     raise AssertionError(f"{path} is {found}, not {status} {says}")
 
 
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have each scrape query the database."""
-    monkeypatch.setattr(_numbers, "FRESH", 0.0)
-
-
 @pytest.mark.servers
-async def test_metrics_are_what_has_happened(app: App, dsn: str, db: Any, jobs: Jobs, fresh: None) -> None:
+async def test_metrics_are_what_has_happened(
+    app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S2-09: a scrape parses, has every metric, and counts completed, failed, dead and available jobs."""
+    monkeypatch.setattr(_numbers, "FRESH", 0.0)  # each scrape asks the database
 
     @app.task
     async def good() -> None:
@@ -131,7 +106,7 @@ async def test_nothing_listens_unless_asked(app: App, dsn: str, monkeypatch: pyt
         assert (made, threads()) == ([("127.0.0.1", 0)], ["tallybook-telemetry"])
     assert threads() == []
     with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", port_of(worker)))
+        socket.create_connection(("127.0.0.1", worker.telemetry.port))
 
 
 async def test_ready_only_from_registration_to_stop(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
@@ -183,8 +158,11 @@ async def test_a_database_that_is_not_there(app: App) -> None:
 
 
 @pytest.mark.direct("a pooler keeps connections to the database that is closed to others")
-async def test_a_database_that_goes_and_comes_back(app: App, dsn: str, db: Any, fresh: None) -> None:
+async def test_a_database_that_goes_and_comes_back(
+    app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the database goes away, a running worker has up 0 and is not ready; both recover by themselves."""
+    monkeypatch.setattr(_numbers, "FRESH", 0.0)
     allow = "update pg_database set datallowconn = %s where datname = current_database()"
     async with working(app, dsn, metrics_port=0, poll=timedelta(seconds=0.05)) as worker:
         await until(worker, "/metrics", 200, "tallybook_up 1\n")
@@ -221,7 +199,6 @@ async def test_the_database_is_asked_once_for_many_scrapes(app: App, dsn: str, m
     """All scrapes within the lifetime of one answer cost one query; without a lifetime, one each."""
     monkeypatch.setattr(_numbers, "FRESH", 3600.0)
     async with working(app, dsn, metrics_port=0) as worker:
-        assert worker.telemetry is not None
         await until(worker, "/readyz", 200)
         asked = worker.telemetry._database
         assert asked.questions == 0  # no scrape, no connection
@@ -248,7 +225,7 @@ async def test_a_blocked_loop_is_not_alive(
 
     async with working(app, dsn, metrics_port=0, **SLEEPY) as worker:
         await until(worker, "/readyz", 200)
-        port = port_of(worker)
+        port = worker.telemetry.port
 
         def look() -> None:
             try:
@@ -313,7 +290,7 @@ async def test_hostile_requests_do_not_disturb(
 
     async with working(app, dsn, metrics_port=0, **SLEEPY) as worker:
         await until(worker, "/readyz", 200)
-        port = port_of(worker)
+        port = worker.telemetry.port
         for what, (words, status) in hostile.items():
             monkeypatch.setattr(telemetry, "_READ", 0.1 if status == 408 else 3600.0)
             answer = await asyncio.to_thread(say, port, words)
@@ -336,8 +313,9 @@ async def test_hostile_requests_do_not_disturb(
         assert (status, text) == (200, "")
 
 
-async def test_hostile_names_are_escaped(app: App, dsn: str, db: Any, fresh: None) -> None:
+async def test_hostile_names_are_escaped(app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Quotes, braces and backslashes in names of queues and tasks are unchanged when parsed, and forge no line."""
+    monkeypatch.setattr(_numbers, "FRESH", 0.0)
     queue, task = 'a"b\\c{x="1"} 5', 'tallybook_up 7 \\n \\"\\'
     db.execute("select tallybook.enqueue(%s, %s)", (queue, task))
     async with working(app, dsn, metrics_port=0, **SLEEPY) as worker:
@@ -350,7 +328,7 @@ def test_newlines_forge_no_line() -> None:
     """The database refuses names with control characters; if one existed, it would stay in its label."""
     pair = ("q\ntallybook_up 7", 't\\\n"')
     numbers = Numbers({pair: (3,) * len(COLUMNS)}, {}, 0.0)
-    found = parsed(_text(numbers, Shown()))
+    found = parsed(text(of_the_database(numbers, Shown())))
     assert value(found, "tallybook_jobs", queue=pair[0], task=pair[1], state="dead") == 3
     assert value(found, "tallybook_up") == 1
 
@@ -366,10 +344,10 @@ def test_the_series_are_bounded() -> None:
         return Numbers(counts, {(f"q{i}", "available"): float(i) for i in range(n)}, 0.0)
 
     shown = Shown()
-    few = parsed(_text(numbers(5), shown))
+    few = parsed(text(of_the_database(numbers(5), shown)))
     assert value(few, "tallybook_jobs", queue="q", task="t0", state="dead") == 0
     many = numbers(5 + 3 * MOST, big=10**9)
-    found = parsed(_text(many, shown))
+    found = parsed(text(of_the_database(many, shown)))
     jobs = {
         labels: n for (name, labels), n in found.items() if name == "tallybook_jobs" and ("state", "dead") in labels
     }
@@ -380,12 +358,8 @@ def test_the_series_are_bounded() -> None:
     )  # it had series before and keeps them
     ages = [n for (name, _), n in found.items() if name == "tallybook_oldest_job_age_seconds"]
     assert len(ages) == MOST + 1 and max(ages) == 4 + 3 * MOST
-    grown = parsed(_text(numbers(5 + 3 * MOST, big=10**9, bigger=10**10), shown))
+    grown = parsed(text(of_the_database(numbers(5 + 3 * MOST, big=10**9, bigger=10**10), shown)))
     assert value(grown, "tallybook_jobs", queue="q", task="bigger", state="dead") is None
-
-
-def _text(numbers: Numbers, shown: Shown) -> str:
-    return text(of_the_database(numbers, shown))
 
 
 @pytest.mark.parametrize(
