@@ -5,21 +5,13 @@ import socket
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import click.testing
 import pytest
 from starlette.exceptions import HTTPException
 
-from support.dashboard import (
-    HASH,
-    HERE,
-    PASSWORD,
-    SECURITY,
-    Make,
-    routes,
-    users_file,
-    visiting,
-)
+from support.dashboard import HASH, HERE, PASSWORD, SECURITY, Make, routes, users_file, visiting
 from support.dashboard_app import SECRET
 from tallybook import App
 from tallybook._cli import cli
@@ -31,6 +23,7 @@ from tallybook.web import Site, User, dashboard
 
 ELSEWHERE = ("203.0.113.7", 40_000)
 KEY = "k" * 40
+SAYS_401 = HTTPException(401, "Who are you?", {"www-authenticate": "Basic"})
 
 
 # This machine only
@@ -282,35 +275,19 @@ def test_a_users_file_that_is_not_right_is_refused(tmp_path: Path, text: str | N
 # The host's own hook
 
 
-async def _no_one(request: Any) -> None:
-    return None
-
-
-async def _ada(request: Any) -> User:
-    return User("ada", operate=True)
-
-
-def _breaks(request: Any) -> User:
-    raise RuntimeError(SECRET)
-
-
-def _says_401(request: Any) -> User:
-    raise HTTPException(401, "Who are you?", {"www-authenticate": "Basic"})
-
-
 async def test_the_hook_of_the_host_decides(make: Make) -> None:
     """A User from the hook gets in from anywhere; None, another value or an error lets nobody in."""
     hooks = [
         (lambda request: User("ada"), 200),
-        (_ada, 200),
+        (AsyncMock(return_value=User("ada")), 200),
         (lambda request: None, 403),
-        (_no_one, 403),
+        (AsyncMock(return_value=None), 403),
         (lambda request: "ada", 500),
         (lambda request: True, 500),
         (lambda request: User(""), 500),
         (lambda request: User("x" * 201), 500),
-        (_breaks, 500),
-        (_says_401, 401),
+        (Mock(side_effect=RuntimeError(SECRET)), 500),
+        (Mock(side_effect=SAYS_401), 401),
     ]
     for hook, status in hooks:
         async with visiting(make(authenticate=hook), client=ELSEWHERE, base="https://shop.example") as visitor:
@@ -326,7 +303,8 @@ async def test_the_hook_of_the_host_decides(make: Make) -> None:
 async def test_a_scraper_is_no_person_that_the_hook_has_to_know(make: Make, db: Any) -> None:
     """The metrics token reads the metrics and nothing else, even if the host's hook refuses or fails."""
     token = "t" * 32
-    for hook, refusal in ((_says_401, 401), (_breaks, 500), (_no_one, 401)):
+    says_401, breaks = Mock(side_effect=SAYS_401), Mock(side_effect=RuntimeError(SECRET))
+    for hook, refusal in ((says_401, 401), (breaks, 500), (AsyncMock(return_value=None), 401)):
         site = make(authenticate=hook, metrics_token=token)
         async with visiting(site, client=ELSEWHERE, base="https://shop.example") as visitor:
             bearer = {"authorization": f"Bearer {token}"}
@@ -342,7 +320,8 @@ async def test_a_scraper_is_no_person_that_the_hook_has_to_know(make: Make, db: 
 
 async def test_a_user_of_the_hook_acts_under_its_name(make: Make, paused: Any, db: Any) -> None:
     """A user who may operate is audited under the name from the hook; another user is refused."""
-    async with visiting(make(authenticate=_ada), base="https://shop.example") as visitor:
+    ada = AsyncMock(return_value=User("ada", operate=True))
+    async with visiting(make(authenticate=ada), base="https://shop.example") as visitor:
         assert (await visitor.post("/queue/pause", name="mail")).status == 303
     assert paused()
     assert db.execute("select actor, via, action from tallybook.audits").fetchall() == [("ada", "web", "queue.pause")]
