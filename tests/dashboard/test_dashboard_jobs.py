@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
@@ -13,6 +14,7 @@ import httpx2
 import psycopg
 import pytest
 
+import support.dashboard
 from support.dashboard import audits
 from support.hands import Hands
 from tallybook import App, Kill
@@ -80,11 +82,11 @@ class Page(HTMLParser):
         return self.said.split("This page may be out of date.", 1)[1].strip().split("\n")[0]
 
 
+@dataclass
 class Visitor:
     """A browser without a screen."""
 
-    def __init__(self, http: httpx2.AsyncClient) -> None:
-        self.http = http
+    http: httpx2.AsyncClient
 
     async def get(self, path: str, status: int = 200) -> Page:
         answer = await self.http.get(path)
@@ -102,10 +104,8 @@ class Visitor:
 @asynccontextmanager
 async def visiting(app: App, **options: Any) -> AsyncIterator[Visitor]:
     site = dashboard(app, **{"read_only": False, **options})
-    transport = httpx2.ASGITransport(app=site, client=("127.0.0.1", 1))  # type: ignore[arg-type]
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        yield Visitor(http)
-    await site.aclose()
+    async with aclosing(site), support.dashboard.visiting(site, raises=True) as visitor:
+        yield Visitor(visitor.http)
 
 
 async def dead_ones(app: App, db: Any, dsn: str, *users: str) -> list[int]:

@@ -5,6 +5,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -22,7 +23,7 @@ from tallybook.extra.dashboard.nodes import Nodes
 from tallybook.extra.dashboard.pages import entrance
 from tallybook.web import dashboard
 
-pytestmark = [pytest.mark.anyio, pytest.mark.direct("counts the sessions of the dashboard")]
+pytestmark = pytest.mark.direct("counts the sessions of the dashboard")
 
 
 class Viewer:
@@ -47,35 +48,28 @@ class Viewer:
         await asyncio.gather(self.reading, return_exceptions=True)
 
 
-class Counted:
-    """A topic that sends a number, and records its queries and their sessions."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.sessions: set[int] = set()
-
-    async def __call__(self, conn: Any, rest: str) -> str | None:
-        row = await (await conn.execute("select pg_backend_pid()")).fetchone()
-        self.sessions.add(row[0])
-        self.asked.append(rest)
-        return f"{rest} {len(self.asked)}"
+async def view(live: Live, *topics: str) -> Viewer:
+    return Viewer(await live.watch(topics))
 
 
 @asynccontextmanager
-async def looked_at(dsn: str, *, every: float = 0.05) -> AsyncIterator[tuple[Live, Counted]]:
-    """A live view with the topic `number`; closed at the end, with its viewers."""
-    database, counted = Nodes(App("shop"), dsn=dsn), Counted()
+async def looked_at(dsn: str, *, every: float = 0.05) -> AsyncIterator[tuple[Live, Any]]:
+    """A live view whose topic `number` sends a number; its queries (`asked`) and their sessions. Closed at the end."""
+    database, counted = Nodes(App("shop"), dsn=dsn), SimpleNamespace(asked=[], sessions=set())
+
+    async def number(conn: Any, rest: str) -> str:
+        row = await (await conn.execute("select pg_backend_pid()")).fetchone()
+        counted.sessions.add(row[0])
+        counted.asked.append(rest)
+        return f"{rest} {len(counted.asked)}"
+
     live = Live(database, every=every)
-    live.topic("number", counted)
+    live.topic("number", number)
     try:
         yield live, counted
     finally:
         await live.close()
         await database.close()
-
-
-async def view(live: Live, *topics: str) -> Viewer:
-    return Viewer(await live.watch(topics))
 
 
 async def test_two_hundred_viewers_cost_one_session(dsn: str, db: Any) -> None:

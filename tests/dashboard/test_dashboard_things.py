@@ -7,7 +7,8 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,7 +25,7 @@ from tallybook._worker.life.watchdog import Watchdog
 from tallybook.extra.dashboard.database import Examination
 from tallybook.extra.dashboard.live import Live
 from tallybook.extra.dashboard.pages import schedules as schedule_pages
-from tallybook.web import Site, dashboard
+from tallybook.web import dashboard
 
 PAGES = ("/schedules", "/workers", "/limits", "/providers", "/maintenance", "/audit")
 EVIL = "<img src=x onerror=alert(1)>'\"&amp;"
@@ -32,8 +33,8 @@ CANARY = "canary-b7f1e6d2"
 NOW = datetime(2031, 5, 1, 12, tzinfo=UTC)
 
 
-def shop() -> App:
-    app = App("shop")
+def shop(dsn: str | None = None) -> App:
+    app = App("shop", dsn=dsn)
 
     @app.task(queue="mail")
     def send(to: str, api_key: str = "") -> None: ...
@@ -43,16 +44,12 @@ def shop() -> App:
 
 @pytest.fixture
 def app(dsn: str) -> App:
-    made = shop()
-    made.dsn = dsn
-    return made
+    return shop(dsn)
 
 
+@dataclass
 class Seen:
-    """One viewer."""
-
-    def __init__(self, visitor: Visitor) -> None:
-        self.visitor = visitor
+    visitor: Visitor
 
     async def page(self, path: str, status: int = 200) -> str:
         found = await self.visitor.get(path)
@@ -72,21 +69,14 @@ class Seen:
 
 @asynccontextmanager
 async def seeing(app: App, dsn: str, *, read_only: bool = False) -> AsyncIterator[Seen]:
-    site: Site = dashboard(app, dsn=dsn, read_only=read_only)
-    try:
-        async with visiting(site, raises=True) as visitor:
-            yield Seen(visitor)
-    finally:
-        await site.aclose()
+    async with aclosing(dashboard(app, dsn=dsn, read_only=read_only)) as site, visiting(site, raises=True) as visitor:
+        yield Seen(visitor)
 
 
 @pytest.fixture
 async def seen(app: App, dsn: str) -> AsyncIterator[Seen]:
     async with seeing(app, dsn) as one:
         yield one
-
-
-# --- empty, and who may not -------------------------------------------------------------------------------------------
 
 
 async def test_pages_of_an_empty_database(seen: Seen) -> None:
@@ -224,9 +214,6 @@ async def test_what_cannot_be_is_told_and_leaves_nothing(
     assert audits(db) == []
 
 
-# --- schedules --------------------------------------------------------------------------------------------------------
-
-
 async def test_every_fire_of_a_schedule_is_seen(app: App, seen: Seen, db: Any) -> None:
     """S2-16: the page shows fires that ran, were skipped by overlap, missed or failed, with job, state and reason."""
     await app.schedules.set("report", app.tasks["send"].job("ada", api_key=CANARY), every="1 hour")
@@ -309,8 +296,7 @@ async def test_pages_of_schedules_with_another_collation(server: Any, monkeypatc
     try:
         with psycopg.connect(server.dsn(name)) as conn:
             migrate(conn)
-        app = shop()
-        app.dsn = server.dsn(name)
+        app = shop(server.dsn(name))
         for one in ("a", "B", "c"):
             await app.schedules.set(one, app.tasks["send"].job("ada"), every="1 hour")
         async with seeing(app, server.dsn(name)) as seen:
@@ -318,9 +304,6 @@ async def test_pages_of_schedules_with_another_collation(server: Any, monkeypatc
         assert [re.findall(r'href="/schedule\?name=(\w)"', page) for page in pages] == [["B", "a"], ["c"]]
     finally:
         server.drop_database(name)
-
-
-# --- workers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.direct("a worker with a session")
@@ -416,9 +399,6 @@ def test_the_lag_is_the_longest_wait_since_it_was_asked() -> None:
     assert (memory() or 0) > 2**20
 
 
-# --- limits -----------------------------------------------------------------------------------------------------------
-
-
 async def test_limits_show_each_key_that_is_in_use(app: App, seen: Seen, db: Any) -> None:
     """S2-09: the page shows rules and keys in use with waiting jobs, omits idle keys, and pages through all names."""
     app.rate_limit("acme", 8, per="1 min")
@@ -476,9 +456,6 @@ async def test_fair_keys_are_counted_so_far(app: App, seen: Seen, db: Any) -> No
         db.execute("select from tallybook.rate_keys(max_keys => 0)")
 
 
-# --- providers --------------------------------------------------------------------------------------------------------
-
-
 async def test_no_page_shows_a_secret(app: App, seen: Seen, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """S1-13, S2-09: pages list a provider's secrets by name, never the secret, its ciphertext, nonce or key."""
     key = "k1:" + base64.b64encode(b"0123456789abcdef0123456789abcdef").decode()
@@ -498,9 +475,6 @@ async def test_no_page_shows_a_secret(app: App, seen: Seen, db: Any, monkeypatch
     text = await seen.page("/providers")
     assert "api_key" in text and ", previous" in text and "all others" in text and "not active" in text
     assert EVIL[:40] not in text and "api_key" not in await seen.page("/providers?q=img")
-
-
-# --- maintenance and audit --------------------------------------------------------------------------------------------
 
 
 async def test_maintenance_says_what_the_doctor_finds(seen: Seen, db: Any) -> None:
@@ -546,9 +520,6 @@ async def test_the_audit_is_read_page_by_page(seen: Seen, db: Any) -> None:
     assert [int(n) for n in rows] == list(range(119, -1, -1))
     text = await seen.page("/audit?actor=ada&action=pause")
     assert re.findall(r">n (\d+), queue ", text) == [str(n) for n in range(59, 0, -2)]
-
-
-# --- roles ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
