@@ -1,4 +1,4 @@
-"""Tests of the admin in the project of docs/django.md, run by Django's own runner from test_django_admin.py."""
+"""Tests of the admin in the project of docs/django.md, run by Django's own runner from test_django.py."""
 
 import json
 from io import StringIO
