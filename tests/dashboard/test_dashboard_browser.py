@@ -5,7 +5,6 @@ Each page and each action is visited; anything that the browser refuses, logs to
 
 import http.server
 import re
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,47 +32,7 @@ from tallybook.web import dashboard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-BUSY = "select 1 from tallybook.job where task = 'stay' and state = 'running'"
 LOOKS = [(size, theme) for theme in ("light", "dark") for size in (DESK, TABLET, PHONE)]
-# Texts with a contrast below 4.5, and elements that scroll sideways; disabled ones are skipped.
-SHORTCOMINGS = """
-const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
-const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
-  .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-  .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
-const behind = (one) => {
-  const back = rgb(getComputedStyle(one).backgroundColor);
-  return (back[3] ?? 1) === 1 || !one.parentElement ? back : behind(one.parentElement);
-};
-const found = [], seen = new Set();
-const measure = (one, color, text) => {
-  const pair = [light(rgb(color)), light(behind(one))].sort((a, b) => b - a);
-  const contrast = (pair[0] + 0.05) / (pair[1] + 0.05);
-  if (contrast < 4.5) found.push(`${contrast.toFixed(2)} ${one.tagName}.${one.className}: ${text.trim().slice(0, 40)}`);
-};
-const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-while (walker.nextNode()) {
-  const one = walker.currentNode.parentElement;
-  const passed = !walker.currentNode.data.trim() || seen.has(one) || !one.checkVisibility();
-  if (passed || one.closest(":disabled, script, noscript")) continue;
-  seen.add(one);
-  measure(one, getComputedStyle(one).color, walker.currentNode.data);
-}
-for (const one of document.querySelectorAll("[placeholder]")) {
-  measure(one, getComputedStyle(one, "::placeholder").color, one.placeholder);
-}
-for (const one of [document.documentElement, ...(innerWidth === 820 ? [] : document.querySelectorAll(".scroll"))]) {
-  const wide = one.scrollWidth - one.clientWidth;
-  if (wide > 0) found.push(`${one.querySelector("thead")?.innerText ?? "the page"} scrolls sideways by ${wide}`);
-}
-return found;"""
-ROUTES = routes(dashboard(app, dsn="host=/nowhere"), "GET")
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tallybook-web-") as name:
-        yield Path(name)
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +44,16 @@ def data(server: Any, template: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def site(data: str, folder: Path) -> Iterator[str]:
+def site(data: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a dashboard that may change things, beside a worker."""
     anyio.run(furnish, data)
+    folder = tmp_path_factory.mktemp("web")
     words = ("worker", "-A", "support.dashboard_app:app", "--queues", "mail=2,slow=2,feeds=2", "--name", f"w{IMG}")
     with Command(folder, *words, dsn=data, PYTHONPATH=str(TESTS)), serving(folder, data, "--operate") as address:
         with psycopg.connect(data, autocommit=True) as conn:
             conn.execute("select tallybook.enqueue('slow', 'stay', '{\"n\": 1}')")
-            wait_until(lambda: conn.execute(BUSY).fetchone(), "the worker runs a job", seconds=40)
+            busy = "select 1 from tallybook.job where task = 'stay' and state = 'running'"
+            wait_until(lambda: conn.execute(busy).fetchone(), "the worker runs a job", seconds=40)
         yield address
 
 
@@ -122,6 +83,7 @@ def look(window: Browser) -> Iterator[Browser]:
 def walk(look: Browser, site: str, check: Callable[[str], None], most: int = 80) -> set[str]:
     """Visit every linked page, one for each path and set of parameters, and call `check` on each."""
     left, seen, done = ["/"], Counter(["/"]), set[str]()
+    known = routes(dashboard(app, dsn="host=/nowhere"), "GET")
     while left and len(done) < most:
         address = left.pop(0)
         look.get(site + address)
@@ -133,7 +95,7 @@ def walk(look: Browser, site: str, check: Callable[[str], None], most: int = 80)
             kind = re.sub(r"\d+", "#", parts.path) + "?" + ",".join(sorted(re.findall(r"([^=&]+)=", parts.query)))
             # test_dashboard_forms finds links to missing pages.
             fresh = path not in done and path not in left and seen[kind] < (JOBS if "#" in kind else 1)
-            if link.startswith(site) and fresh and any(covers(one, [path]) for one in ROUTES):
+            if link.startswith(site) and fresh and any(covers(one, [path]) for one in known):
                 seen[kind] += 1
                 left.append(path)
     return done
@@ -178,6 +140,38 @@ def test_every_page_is_quiet_and_shows_hostile_texts_as_text(look: Browser, site
 
     In both themes and three widths texts are easy to read and no page scrolls sideways; no table on desktop or phone.
     """
+    # Texts with a contrast below 4.5, and elements that scroll sideways; disabled ones are skipped.
+    shortcomings = """
+const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
+const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+  .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
+const behind = (one) => {
+  const back = rgb(getComputedStyle(one).backgroundColor);
+  return (back[3] ?? 1) === 1 || !one.parentElement ? back : behind(one.parentElement);
+};
+const found = [], seen = new Set();
+const measure = (one, color, text) => {
+  const pair = [light(rgb(color)), light(behind(one))].sort((a, b) => b - a);
+  const contrast = (pair[0] + 0.05) / (pair[1] + 0.05);
+  if (contrast < 4.5) found.push(`${contrast.toFixed(2)} ${one.tagName}.${one.className}: ${text.trim().slice(0, 40)}`);
+};
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const one = walker.currentNode.parentElement;
+  const passed = !walker.currentNode.data.trim() || seen.has(one) || !one.checkVisibility();
+  if (passed || one.closest(":disabled, script, noscript")) continue;
+  seen.add(one);
+  measure(one, getComputedStyle(one).color, walker.currentNode.data);
+}
+for (const one of document.querySelectorAll("[placeholder]")) {
+  measure(one, getComputedStyle(one, "::placeholder").color, one.placeholder);
+}
+for (const one of [document.documentElement, ...(innerWidth === 820 ? [] : document.querySelectorAll(".scroll"))]) {
+  const wide = one.scrollWidth - one.clientWidth;
+  if (wide > 0) found.push(`${one.querySelector("thead")?.innerText ?? "the page"} scrolls sideways by ${wide}`);
+}
+return found;"""
 
     def live(look: Browser) -> None:
         """Wait until the live parts of the page have come, if it has any."""
@@ -206,7 +200,7 @@ def test_every_page_is_quiet_and_shows_hostile_texts_as_text(look: Browser, site
         for size, theme in LOOKS:
             look.size(*size)
             look.scheme(theme)
-            found.extend(f"{address} {size[0]} {theme}: {one}" for one in look.run(SHORTCOMINGS))
+            found.extend(f"{address} {size[0]} {theme}: {one}" for one in look.run(shortcomings))
         look.size(*DESK)
         look.scheme("light")
         assert look.complaints() == [], address
@@ -217,7 +211,7 @@ def test_every_page_is_quiet_and_shows_hostile_texts_as_text(look: Browser, site
     walked = walk(look, site, check)
     assert not found, "\n".join(found)
     look.run("document.querySelector('h1').style.color = '#888'")
-    assert "H1" in str(look.run(SHORTCOMINGS))  # the control
+    assert "H1" in str(look.run(shortcomings))  # the control
     pages = dashboard(app, dsn=data)
     missed = [path for path in routes(pages, "GET") if path not in NO_PAGES and not covers(path, walked)]
     assert not missed
@@ -524,10 +518,10 @@ def test_a_queue_is_paused_emptied_and_dropped_by_a_person(look: Browser, site: 
         assert found == (0,)
 
 
-def test_login_and_logout_in_a_browser(look: Browser, site: str, data: str, folder: Path) -> None:
+def test_login_and_logout_in_a_browser(look: Browser, site: str, data: str, tmp_path: Path) -> None:
     """A visitor logs in first and then gets the linked page; a logout ends the session; bob sees no forms."""
-    users = users_file(folder)
-    with serving(folder, data, "--users", str(users)) as guarded:
+    users = users_file(tmp_path)
+    with serving(tmp_path, data, "--users", str(users)) as guarded:
         look.get(f"{guarded}/queue?name=mail")
         assert look.path.startswith("/login")
         for name, password in (("ada", "wrong password"), ("ada", PASSWORD)):

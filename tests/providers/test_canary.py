@@ -23,7 +23,18 @@ from tallybook._cli import cli
 from tallybook._db.migrate import migrate
 from tallybook._model.keyring import new_key
 
-COMMANDS = """\
+
+async def test_the_canary_is_nowhere(dsn: str, db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1-12, S4-06: no secret is in the worker's debug output, the database, errors, results or on the command line.
+
+    The control: a text in the same provider's settings, which may be seen, is found in each of these places.
+    """
+
+    def run(dsn: str, *words: str, stdin: str | None = None) -> str:
+        result = CliRunner().invoke(cli, [*words, "--dsn", dsn], input=stdin)
+        return f"{words[:2]}: {result.exit_code}\n{result.output}{result.exception!r}\n"
+
+    lines = """\
 provider list
 provider list --json
 provider show acme
@@ -42,18 +53,6 @@ provider add beta --kind x --secret-env x={canary}
 provider add beta --kind x --secret-env {canary}
 job list
 dead list"""
-
-
-async def test_the_canary_is_nowhere(dsn: str, db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1-12, S4-06: no secret is in the worker's debug output, the database, errors, results or on the command line.
-
-    The control: a text in the same provider's settings, which may be seen, is found in each of these places.
-    """
-
-    def run(dsn: str, *words: str, stdin: str | None = None) -> str:
-        result = CliRunner().invoke(cli, [*words, "--dsn", dsn], input=stdin)
-        return f"{words[:2]}: {result.exit_code}\n{result.output}{result.exception!r}\n"
-
     monkeypatch.setenv("TALLYBOOK_KEYS", KEY)
     monkeypatch.setenv("TALLYBOOK_DEBUG", "1")
     app = App("canary", dsn=dsn)
@@ -81,7 +80,7 @@ async def test_the_canary_is_nowhere(dsn: str, db: Any, tmp_path: Path, monkeypa
 
     ends = {row[0]: row[1] for row in db.execute("select task, state from tallybook.job")}
     assert ends.pop("fail") == ends.pop("broken") == ends.pop("bury") == "dead" and set(ends.values()) == {"completed"}
-    for line in COMMANDS.splitlines():
+    for line in lines.splitlines():
         commands += run(dsn, *line.format(canary=CANARY).split())
     for job in jobs:
         commands += run(dsn, "job", "show", str(job.id))
