@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from psycopg import AsyncConnection
 
 from support.fleet import Fleet
+from support.pages import python
 from support.paths import TESTS
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Reschedule, Snooze
@@ -85,7 +85,6 @@ def seen(app: App) -> Iterator[Telemetry]:
 
 
 def id_of(span: ReadableSpan) -> tuple[int, int]:
-    assert span.context is not None
     return span.context.trace_id, span.context.span_id
 
 
@@ -93,8 +92,7 @@ def linked(span: ReadableSpan) -> list[tuple[int, int]]:
     return [(link.context.trace_id, link.context.span_id) for link in span.links]
 
 
-def traced_by(header: dict[str, Any] | None) -> tuple[int, int]:
-    assert header is not None
+def traced_by(header: Any) -> tuple[int, int]:
     _, trace_id, span_id, _ = header["traceparent"].split("-")
     return int(trace_id, 16), int(span_id, 16)
 
@@ -436,13 +434,7 @@ async def test_an_aborted_handler_ends_its_span(app: App, dsn: str, db: Any, job
 
 def run(dsn: str, *words: str) -> list[dict[str, Any]]:
     """The spans of one process."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "OTEL_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "support.traced", dsn, *words],
-        cwd=TESTS, env=clean, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in python(TESTS, dsn, "-m", "support.traced", dsn, *words).splitlines()]
 
 
 @pytest.mark.slow

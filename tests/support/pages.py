@@ -79,7 +79,8 @@ def project(folder: Path, page: str) -> list[str]:
 
 def python(folder: Path, dsn: str, *arguments: str, **environment: str) -> str:
     """Run Python in this folder with TALLYBOOK_DSN, and return its output."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "PYTEST_"))}
+    ours = ("TALLYBOOK_", "PG", "PYTEST_", "OTEL_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
