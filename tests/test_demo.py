@@ -46,23 +46,16 @@ class Demo:
     def errors(self) -> str:
         return self._errors.read_text(encoding="utf-8")
 
-    def look(self) -> None:
-        """Record its current processes and directories."""
+    def look(self) -> bool:
+        """Record its current processes and directories; return whether it has ended."""
         for pid in _descendants(self.process.pid):
             if birth := _birth(pid):
                 self.started.add((pid, birth))
                 self.directories |= set(map(Path, re.findall(r"/[^\0 ]*/tallybook-run-[^/\0 ]+", _command(pid))))
-
-    def said(self, text: str) -> bool:
-        self.look()
-        return any(text in line for line in self.lines) or self.process.poll() is not None
-
-    def ended(self) -> bool:
-        self.look()
         return self.process.poll() is not None
 
     def finish(self) -> int:
-        wait_until(self.ended, "the demo ends", seconds=100)
+        wait_until(self.look, "the demo ends", seconds=100)
         return int(self.process.returncode)
 
     def left(self) -> list[str]:
@@ -154,7 +147,8 @@ def test_nothing_is_lost_when_a_worker_is_killed(demo: Callable[..., Demo], tmp_
 def test_an_interrupt_leaves_nothing(demo: Callable[..., Demo], tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, SIGTERM and SIGKILL during a run leave no process and no directory."""
     run = demo(DEMO_INPUT=str(_write(tmp_path / "rows.csv", 400)))
-    wait_until(lambda: run.said("form submissions arrive"), "submissions arrive", seconds=60)
+    words = "form submissions arrive"
+    wait_until(lambda: run.look() or any(words in line for line in run.lines), "submissions arrive", seconds=60)
     run.process.send_signal(number)
     status = run.finish()
     if number == signal.SIGKILL:

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psycopg
 import pytest
 
+from support.clusters import as_server
 from support.waiting import wait_until
 from tallybook import embedded
 from tallybook._embedded.account import server_account
@@ -86,15 +86,10 @@ def run_child(children: list[subprocess.Popen[str]], body: str, *arguments: obje
             sys.stdin.read()
         """
     ) + textwrap.dedent(body)
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCES)},
-    )
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(SOURCES)}, **options)
     children.append(child)
-    assert child.stdout is not None
     return child.pid, json.loads(child.stdout.readline())
 
 
@@ -328,13 +323,6 @@ def test_commits_survive_kill_without_fsync() -> None:
         assert query(server.start(), "select count(*) from kept") == 1
 
 
-def as_server_user(*command: str) -> subprocess.Popen[bytes]:
-    """Run a program as the server's user, because PostgreSQL itself ignores a pid of any other user."""
-    account = server_account()
-    user: Any = {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, cwd="/", **user)
-
-
 def write_stale_pid_file(server: Server, pid: int) -> None:
     text = f"{pid}\n{server.data_dir}\n1\n5432\n/tmp\n\n\nready\n"
     (server.data_dir / "postmaster.pid").write_text(text)
@@ -344,7 +332,8 @@ def test_pid_file_that_names_another_program(place: Path) -> None:
     """A stale postmaster.pid whose number now belongs to another program does not prevent a start."""
     with Server(place / "pg") as server:
         pass
-    with as_server_user("cat") as other:
+    # PostgreSQL itself ignores a pid of another user.
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd="/", **as_server()) as other:
         write_stale_pid_file(server, other.pid)
         with server:
             assert query(server, "select 1") == 1
@@ -356,7 +345,7 @@ def test_pid_file_that_names_a_zombie(place: Path) -> None:
     """A stale postmaster.pid whose number belongs to a zombie does not prevent a start."""
     with Server(place / "pg") as server:
         pass
-    with as_server_user("true") as zombie:
+    with subprocess.Popen(["true"], cwd="/", **as_server()) as zombie:
         wait_until(lambda: not is_running(zombie.pid), "the process is a zombie")
         write_stale_pid_file(server, zombie.pid)
         with server:

@@ -17,7 +17,6 @@ from tallybook.extra.providers import Providers, steps
 from tallybook.extra.providers.steps import KeySource
 
 K1, K2 = new_key("k1"), new_key("k2")
-MANY = 230
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def replace(file: Path, *keys: str) -> None:
     new.replace(file)
 
 
-async def many(app: App, count: int = MANY) -> None:
+async def many(app: App, count: int) -> None:
     """Make a provider with this many secrets, half of them with a previous one."""
     await app.providers.set("acme", kind="market-data")
     for n in range(count):
