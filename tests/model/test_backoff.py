@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.hostile import hostile
 from tallybook import Constant, Exponential, Linear
 from tallybook._model.backoff import DEFAULT, as_policy, checked_no_retry, delay_after, from_json, is_final, to_json
 from tallybook.errors import ConfigError, PayloadError, SignatureError
@@ -267,22 +268,6 @@ class Marked(Exception):
     no_retry = True
 
 
-class HalfMarked(Exception):
-    no_retry = "yes"
-
-
-class HostileMark(Exception):
-    @property
-    def no_retry(self):
-        raise KeyboardInterrupt
-
-
-class HostileGroup(ExceptionGroup):
-    @property
-    def exceptions(self):
-        raise SystemExit
-
-
 class Bottomless(ExceptionGroup):
     @property
     def exceptions(self):
@@ -303,7 +288,7 @@ def nested(error, depth):
         (TypeError(), False),
         (SystemExit(1), False),
         (Marked(), True),
-        (HalfMarked(), False),
+        (type("HalfMarked", (Exception,), {"no_retry": "yes"})(), False),
         (PayloadError("$", "no", task="t"), True),
         (SignatureError("t", "no"), True),
         (ExceptionGroup("x", [ValueError(), KeyError()]), True),
@@ -312,8 +297,8 @@ def nested(error, depth):
         (ExceptionGroup("x", [ValueError(), ExceptionGroup("y", [OSError(), KeyError()])]), False),
         (nested(ValueError(), 5_000), True),
         (nested(TypeError(), 5_000), False),
-        (HostileMark(), False),
-        (HostileGroup("x", [ValueError()]), False),
+        (hostile(Exception, no_retry=KeyboardInterrupt)(), False),
+        (hostile(ExceptionGroup, exceptions=SystemExit)("x", [ValueError()]), False),
         (Bottomless("x", [ValueError()]), False),
     ],
     ids=lambda value: type(value).__name__,
