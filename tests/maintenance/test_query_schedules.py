@@ -14,7 +14,7 @@ from support import ticking
 from support.broken import without
 from support.cli import run
 from support.database import Connection, call, one
-from support.queries import keys
+from support.hands import keys
 from support.ticking import MINUTE, clocks
 from support.workers import eventually, working
 from tallybook import App, Context
