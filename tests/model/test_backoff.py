@@ -203,16 +203,6 @@ class Callable2:
         return failures * MINUTE if isinstance(error, ValueError) else None
 
 
-def with_default(failures, cap=5):
-    assert cap == 5
-    return MINUTE
-
-
-def with_error(failures, error=None):
-    assert error is not None
-    return MINUTE
-
-
 @pytest.mark.parametrize(
     ("policy", "after", "delay"),
     [
@@ -221,8 +211,8 @@ def with_error(failures, error=None):
         (lambda failures, error: None if isinstance(error, ValueError) else MINUTE, 1, None),
         (Callable2(), 2, 2 * MINUTE),
         (Callable2().__call__, 2, 2 * MINUTE),
-        (with_default, 1, MINUTE),
-        (with_error, 1, MINUTE),
+        (lambda failures, cap=5: MINUTE if cap == 5 else None, 1, MINUTE),
+        (lambda failures, error=None: MINUTE if error is not None else None, 1, MINUTE),
         (lambda *args: MINUTE * len(args), 1, MINUTE),
         (Own(), 1, MINUTE),
         (Constant(MINUTE), 1, MINUTE),

@@ -12,11 +12,9 @@ from tallybook._model.signature import ArgsModel
 
 
 def caught(raiser):
-    try:
+    with pytest.raises(BaseException) as found:
         raiser()
-    except BaseException as error:
-        return error
-    raise AssertionError("nothing was raised")
+    return found.value
 
 
 def described(error, **options):
