@@ -1,12 +1,13 @@
 """Jobs are enqueued on the node of their data, in its transaction, by every driver and by SQL."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
 
 from support.callers import KINDS, connected
-from support.fleet import Asides, Fleet, fleets
+from support.fleet import Asides, Fleet
 from support.pages import code
 from tallybook import App
 
@@ -14,8 +15,7 @@ from tallybook import App
 @pytest.fixture(scope="module")
 def fleet(asides: Asides) -> Iterator[Fleet]:
     """Three nodes with the shop's table."""
-    with fleets(asides) as make_fleet:
-        made = make_fleet(3)
+    with closing(Fleet(asides)) as made:
         for number in (1, 2, 3):
             made.run(number, "create table orders (tenant int, item text)")
         yield made

@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.cli import invoke, run
 from support.clusters import dump, restore
 from support.database import one
-from support.fleet import Asides, Fleet, fleets, renumber
+from support.fleet import Fleet, renumber
 from support.roles import house
 from support.standby import streaming
 from support.waiting import wait_until
@@ -26,12 +26,6 @@ from tallybook._db.nodes import VARIABLE
 from tallybook.embedded import temporary_server
 
 NOWHERE = "host=127.0.0.1 port=1"
-
-
-@pytest.fixture
-def make_fleet(asides: Asides) -> Iterator[Callable[..., Fleet]]:
-    with fleets(asides) as make:
-        yield make
 
 
 def address(dsn: str) -> str:

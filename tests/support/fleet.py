@@ -1,8 +1,8 @@
 """Several databases of one app: numbered nodes, with the table of nodes in the first."""
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
@@ -137,16 +137,3 @@ def renumber(conn: psycopg.Connection[Any], number: int) -> None:
     """Set the number of an installation without jobs: copies of a template have the number 0."""
     statement = _RENUMBER.format(number=number, start=(number << 43) or 1, end=(number << 43) + (1 << 43) - 1)
     conn.execute(statement.encode())
-
-
-@contextmanager
-def fleets(asides: Asides) -> Iterator[Callable[..., Fleet]]:
-    """Yield a function that makes fleets; end all of them at the end."""
-    with ExitStack() as stack:
-
-        def one(count: int = 3, **options: Any) -> Fleet:
-            made = Fleet(asides, count, **options)
-            stack.callback(made.close)
-            return made
-
-        yield one

@@ -4,14 +4,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from support.cli import Command
-from support.fleet import Asides, fleets
 from support.fleet import Fleet as Nodes
 from support.fleet_app import TABLES
 from support.stopped import stopped
@@ -110,13 +109,12 @@ def second() -> Iterator[Server]:
 
 
 @pytest.fixture
-def apart(asides: Asides, second: Server) -> Iterator[Nodes]:
+def apart(make_fleet: Callable[..., Nodes], second: Server) -> Nodes:
     """Three nodes; the second one is on its own server."""
-    with fleets(asides) as make_fleet:
-        nodes = make_fleet(3, apart={2: second})
-        for number in (1, 2, 3):
-            nodes.run(number, TABLES)
-        yield nodes
+    nodes = make_fleet(3, apart={2: second})
+    for number in (1, 2, 3):
+        nodes.run(number, TABLES)
+    return nodes
 
 
 def picked_up(nodes: Nodes, number: int, starts: int) -> float:
