@@ -71,4 +71,4 @@ def worked_off(new: Shop, *, count: int = 1) -> list[str]:
         for worker in started:
             worker.signal(signal.SIGTERM)
         assert [worker.ends() for worker in started] == [0] * count
-        return [worker.process.stderr.read() if worker.process.stderr else "" for worker in started]
+        return [worker.said for worker in started]
