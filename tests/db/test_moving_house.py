@@ -13,8 +13,7 @@ from psycopg import sql
 
 from support.clusters import burn, cluster, dump, next_xid, psql, restore
 from support.database import one
-from support.house import QUEUES, furnish, put
-from support.shop import OPEN, WAYS, Connection, Shop, catch_up, moved, worked_off
+from support.shop import OPEN, QUEUES, WAYS, Connection, Shop, catch_up, furnish, moved, put, worked_off
 from support.waiting import wait_until
 from support.worker_process import Workers
 
