@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.commits import DIES_AT_COMMIT
+from support.broken import DIES_AT_COMMIT
 from support.dashboard import (
     NO_PAGES,
     PASSWORD,
