@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import hypothesis
 import psycopg
@@ -24,7 +24,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from support.clusters import cluster
-from support.database import Connect, Connection, one
+from support.database import Connect, Connection, fresh, one
 from support.databases import CREATE, DROP, Aside, Database, Template
 from support.fleet import Fleet, renumber
 from support.shop import Shop
@@ -40,16 +40,8 @@ hypothesis.settings.load_profile("patient")
 SETTINGS = {"max_prepared_transactions": "20", "max_connections": "200"}
 
 
-class Databases(Protocol):
-    """The part of a server that tests need, whether the run started it or was given it."""
-
-    def dsn(self, dbname: str = "postgres") -> str: ...
-    def create_database(self, name: str, template: str | None = None) -> str: ...
-    def drop_database(self, name: str) -> None: ...
-
-
 class GivenServer:
-    """A server that another program starts and stops."""
+    """A server that another program starts and stops, with what tests need of embedded.Server."""
 
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
@@ -102,7 +94,7 @@ def _through(direct: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Databases]:
+def server() -> Iterator[Server | GivenServer]:
     """The run's server; each process of pytest-xdist starts its own unless one was given."""
     if given := os.environ.get("TALLYBOOK_TEST_DSN"):
         with closing(GivenServer(given)) as known:
@@ -112,41 +104,37 @@ def server() -> Iterator[Databases]:
             yield started
 
 
-def _fresh_name(kind: str) -> str:
-    return f"tallybook_{kind}_{secrets.token_hex(6)}"
-
-
-def _aside(server: Databases, template: str) -> Aside:
+def _aside(server: Any, template: str) -> Aside:
     with psycopg.connect(server.dsn(template), autocommit=True) as conn:
         like = Template(template, conn)
     return Aside(server, like, again=not POOLER)
 
 
 @pytest.fixture(scope="session")
-def aside(server: Databases, template: str) -> Iterator[Aside]:
+def aside(server: Any, template: str) -> Iterator[Aside]:
     """The source of the tests' databases. Through a pooler, each test has a new one."""
     with closing(_aside(server, template)) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def template(server: Databases) -> Iterator[str]:
+def template(server: Any) -> Iterator[str]:
     """The name of a database with the schema installed, the template of the tests' databases.
 
     Its tables are published, as where an installation publishes all tables: every test must work there.
     """
-    name = _fresh_name("template")
-    with psycopg.connect(server.create_database(name)) as conn:
-        migrate(conn)
-        conn.execute("create publication every_test for tables in schema tallybook")
-    yield name
-    server.drop_database(name)
+    with fresh(server) as dsn:
+        with psycopg.connect(dsn) as conn:
+            migrate(conn)
+            conn.execute("create publication every_test for tables in schema tallybook")
+            name = conn.info.dbname
+        yield name
 
 
 @pytest.fixture
-def empty_dsn(server: Databases, aside: Aside) -> Iterator[str]:
+def empty_dsn(server: Any, aside: Aside) -> Iterator[str]:
     """A new database without the schema: its conninfo."""
-    name = _fresh_name("empty")
+    name = f"tallybook_empty_{secrets.token_hex(6)}"
     dsn = server.create_database(name)
     yield _through(dsn)
     aside.drop(Database(name, dsn))
@@ -167,17 +155,17 @@ def dsn(database: Database) -> str:
 
 
 @pytest.fixture(scope="session")
-def asides(server: Databases, template: str) -> Iterator[Callable[[int], Aside]]:
+def asides(server: Any, template: str) -> Iterator[Callable[[int], Aside]]:
     """The source of the databases of each node number."""
     made: dict[int, Aside] = {}
     with ExitStack() as stack:
 
         def of(number: int) -> Aside:
             if number not in made:
-                name = _fresh_name(f"node{number}")
-                with psycopg.connect(server.create_database(name, template), autocommit=True) as conn:
-                    stack.callback(server.drop_database, name)
+                dsn = stack.enter_context(fresh(server, template))
+                with psycopg.connect(dsn, autocommit=True) as conn:
                     renumber(conn, number)
+                    name = conn.info.dbname
                 made[number] = stack.enter_context(closing(_aside(server, name)))
             return made[number]
 

@@ -27,7 +27,7 @@ def look(shared: str) -> Iterator[Any]:
         yield conn
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
+@pytest.fixture(params=KINDS)
 def caller(request: pytest.FixtureRequest, shared: str, look: Any) -> Iterator[Caller]:
     with connected(request.param, shared) as caller:
         yield caller

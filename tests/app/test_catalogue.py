@@ -302,12 +302,9 @@ def test_two_apps_with_one_task_name_are_warned(dsn: str, db: Any, caplog: pytes
 def test_how_a_task_is_run_is_on_record() -> None:
     """S2-15: the catalogue has a task's timeout, process, memory and env, and no option that is not set."""
     app = App("shop")
-    app.task(timeout="30 s", process=True, memory="512 MB", env=("TALLYBOOK_DSN",))(_counted)
+    app.task(timeout="30 s", process=True, memory="512 MB", env=("TALLYBOOK_DSN",))(_own)
     (one,) = app._catalogue()
     said = one["definition"]
     found = (said["timeout"], said["process"], said["memory"], said["env"])
     assert found == ("30 s", True, 512 << 20, ["TALLYBOOK_DSN"])
     assert "atomic" not in said
-
-
-def _counted(n: int) -> None: ...

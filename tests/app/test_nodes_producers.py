@@ -1,8 +1,7 @@
 """Jobs are enqueued on the node of their data, in its transaction, by every driver and by SQL."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import psycopg
 import pytest
@@ -43,8 +42,8 @@ def more(before: list[tuple[int, int]], fleet: Fleet) -> list[tuple[int, int]]:
     return [(orders - o, jobs - j) for (orders, jobs), (o, j) in zip(counted(fleet), before, strict=True)]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_job_lies_where_its_row_does(kind: Callable[[str], Any], fleet: Fleet, shop: App) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_lies_where_its_row_does(kind: str, fleet: Fleet, shop: App) -> None:
     """A program routes itself: a commit puts row and job on the key's node only, a rollback puts neither."""
     node = shop.nodes.of("tenant:7").sync()
     mine = [(int(number == node.number), int(number == node.number)) for number in (1, 2, 3)]

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -32,7 +31,6 @@ from tallybook import (
 from tallybook.errors import JobDied
 from tallybook.testing import drain, travel
 
-NOW = Constant(timedelta(0))
 WEEK = timedelta(weeks=1)
 NAME = "asset:42"
 
@@ -43,22 +41,22 @@ class Shop:
     def __init__(self, dsn: str, db: Any) -> None:
         self.app = App("prices", dsn=dsn)
         self.dsn, self.db = dsn, db
-        self.says: list[Callable[[], Any]] = []
+        self.says: list[Any] = []
         self.seen: list[Subject | None] = []
         self.args: list[dict[str, Any]] = []
 
-        @self.app.task(queue="prices", retry=NOW, max_attempts=3)
+        @self.app.task(queue="prices", retry=Constant(timedelta(0)), max_attempts=3)
         async def refresh(ctx: Context, asset_id: int, page: int = 0, since: date | None = None) -> Any:
             self.seen.append(ctx.subject)
             self.args.append({"asset_id": asset_id, "page": page})
-            return self.says.pop(0)()
+            return _end(self.says.pop(0))
 
         self.refresh = refresh
         self.asset = refresh.subject(NAME)
 
     def run(self, *outcomes: Any) -> Any:
         """Drain; the handler returns these outcomes in turn, and raises those wrapped in a list."""
-        self.says = [_says(outcome) for outcome in outcomes]
+        self.says = [*outcomes]
         report = drain(self.app, dsn=self.dsn)
         assert not self.says, "the handler was not called as often as it should"
         return report
@@ -77,13 +75,10 @@ class Shop:
         return list(self.db.execute(statement).fetchall())
 
 
-def _says(outcome: Any) -> Callable[[], Any]:
-    def say() -> Any:
-        if isinstance(outcome, list):
-            raise outcome[0]
-        return outcome
-
-    return say
+def _end(outcome: Any) -> Any:
+    if isinstance(outcome, list):
+        raise outcome[0]
+    return outcome
 
 
 @pytest.fixture
@@ -381,17 +376,12 @@ async def test_an_active_subject_is_never_touched(dsn: str, db: Any) -> None:
         info = await asset.get()
         assert info is not None and (info.state, info.args) == ("active", {"asset_id": 42})
         may_end.set()
-        await eventually(lambda: _state(asset, db) == "planned", "it has ended")
+        await eventually(lambda: asset.get().sync(db).state == "planned", "it has ended")
     info = await asset.get()
     assert info is not None
     assert (info.args, info.iterations) == ({"asset_id": 42}, 1)
     assert near(info.next_run_at, WEEK)
     assert (await asset.upsert(43)).report == "updated"
-
-
-def _state(asset: Any, db: Any) -> str | None:
-    info = asset.get().sync(db)
-    return None if info is None else info.state
 
 
 async def test_a_worker_is_awake_when_an_iteration_is_due(dsn: str, db: Any) -> None:
@@ -425,7 +415,7 @@ def test_a_subject_whose_worker_died_runs_again(dsn: str, db: Any) -> None:
         second = workers.start()
         wait_until(lambda: len(_ran(db, job.job_id)) == 2, "it runs again")
         workers.open_gate()
-        wait_until(lambda: _state(asset, db) == "completed", "it is completed")
+        wait_until(lambda: asset.get().sync(db).state == "completed", "it is completed")
     info = asset.get().sync(db)
     assert info is not None
     assert (info.iterations, info.failures) == (1, 0)
@@ -476,12 +466,12 @@ def forwarding(
     @app.task(queue="fetch", atomic=True, max_attempts=2)
     def fetch(tx: psycopg.Connection[Any], url: str) -> Any:
         parse.subject(url).upsert(url, size=3).sync(tx)
-        return _says(outcomes[url])()
+        return _end(outcomes[url])
 
     @app.task(queue="fetch", atomic=True, max_attempts=2)
     async def fetch_async(tx: psycopg.AsyncConnection[Any], url: str) -> Any:
         await parse.subject(url).upsert(url, size=3).on(tx)
-        return _says(outcomes[url])()
+        return _end(outcomes[url])
 
     return app, fetch if plain else fetch_async, parse
 

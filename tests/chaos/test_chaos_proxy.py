@@ -16,8 +16,6 @@ from chaos.wire import Requests, is_ready
 from support.proxy import upstream
 from support.workers import eventually
 
-Answer = asyncio.Future[Any]
-
 
 @asynccontextmanager
 async def through(dsn: str, **options: Any) -> AsyncIterator[tuple[Proxy, psycopg.AsyncConnection[Any]]]:
@@ -36,12 +34,7 @@ async def connect(dsn: str, proxy: Proxy, **kwargs: Any) -> psycopg.AsyncConnect
     return await psycopg.AsyncConnection.connect(**parts, autocommit=True)
 
 
-def asked(conn: psycopg.AsyncConnection[Any], sql: str) -> Answer:
-    """Send a statement without waiting for its answer."""
-    return asyncio.ensure_future(conn.execute(sql))  # type: ignore[arg-type]
-
-
-async def within(seconds: float, answer: Answer) -> bool:
+async def within(seconds: float, answer: asyncio.Future[Any]) -> bool:
     return bool((await asyncio.wait((answer,), timeout=seconds))[0])
 
 
@@ -87,7 +80,7 @@ async def test_blackhole_delivers_late(dsn: str, db: Any, to_server: bool) -> No
     db.execute("create table t (n int)")
     async with through(dsn) as (proxy, conn):
         proxy.blackhole(to_server=to_server, to_client=not to_server)
-        answer = asked(conn, "insert into t values (1)")
+        answer = asyncio.ensure_future(conn.execute("insert into t values (1)"))
         done = "select count(*) from t"
         if not to_server:
             await eventually(lambda: db.execute(done).fetchone() == (1,), "it was done")
@@ -117,7 +110,7 @@ async def test_half_open_stays_dead(dsn: str) -> None:
     """F11: a half-open connection receives nothing, even after healing, until its kernel notices; new ones work."""
     async with through(dsn, unacked=None, keepalive=3.0) as (proxy, conn):
         proxy.half_open()
-        answer = asked(conn, "select 1")
+        answer = asyncio.ensure_future(conn.execute("select 1"))
         assert not await within(0.2, answer)
         proxy.heal()
         assert not await within(0.2, answer)
@@ -132,7 +125,7 @@ async def test_half_open_for_ever(dsn: str) -> None:
     """F11: without kernel timeouts the proxy keeps a dead connection until somebody closes it."""
     async with through(dsn, unacked=None, keepalive=None) as (proxy, conn):
         proxy.half_open()
-        answer = asked(conn, "select 1")
+        answer = asyncio.ensure_future(conn.execute("select 1"))
         proxy.heal()
         assert not await within(0.5, answer)
         answer.cancel()

@@ -13,11 +13,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support.cli import invoke, run
-from support.clusters import dump, restore
+from support.clusters import dump, restore, streaming
 from support.database import one
 from support.fleet import Fleet, renumber
 from support.roles import house
-from support.standby import streaming
 from support.waiting import wait_until
 from tallybook import App
 from tallybook._db import node_changes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.commits import DIES_AT_COMMIT
+from support.broken import DIES_AT_COMMIT
 from support.dashboard import (
     HERE,
     NO_PAGES,

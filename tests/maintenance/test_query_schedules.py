@@ -14,7 +14,7 @@ from support import ticking
 from support.broken import without
 from support.cli import run
 from support.database import Connection, call, one
-from support.queries import keys
+from support.hands import keys
 from support.ticking import MINUTE, clocks
 from support.workers import eventually, working
 from tallybook import App, Context
@@ -134,23 +134,22 @@ async def test_a_tick_is_fired_once_by_many(db: Connection, dsn: str) -> None:
     assert db.execute("select count(*) from tallybook.job").fetchone() == (15,)
 
 
-def plan(db: Connection, name: str) -> str:
-    query = (
+def fired_twice(db: Connection, name: str) -> list[Any]:
+    """Let two workers say the same plan to fire a tick; return the answers."""
+    plan = (
         "select json_build_object('name', name, 'revision', revision::text, 'tick', tick, 'late', '[]'::json,"
         " 'ticks', json_build_array(%s::timestamptz), 'next', %s::timestamptz, 'due', %s::timestamptz)::text"
         " from tallybook.schedule where name = %s"
     )
-    return str(one(db, query, NOON, NOON + MINUTE, NOON + MINUTE, name))
-
-
-FIRE = "select carried, jobs from tallybook._schedule_fire_query(%s)"
+    said = one(db, plan, NOON, NOON + MINUTE, NOON + MINUTE, name)
+    fire = "select carried, jobs from tallybook._schedule_fire_query(%s)"
+    return [db.execute(fire, [said]).fetchone() for _ in range(2)]
 
 
 async def test_a_plan_is_carried_out_once(db: Connection) -> None:
     """S2-04: a frozen worker, or one that lost its answer, fires nothing if it sends the same plan again."""
     put(db, "keyless", "select '{}'::jsonb as args")
-    said = plan(db, "keyless")
-    assert [db.execute(FIRE, [said]).fetchone() for _ in range(2)] == [(True, 1), (False, 0)]
+    assert fired_twice(db, "keyless") == [(True, 1), (False, 0)]
 
 
 @pytest.mark.parametrize(
@@ -168,8 +167,7 @@ async def test_control_a_plan_that_is_said_twice(db: Connection, guards: list[st
         else:
             without(db, "_schedule_query_tick", guard, "return true;")
     put(db, "keyless", "select '{}'::jsonb as args")
-    said = plan(db, "keyless")
-    assert [db.execute(FIRE, [said]).fetchone() for _ in range(2)] == [(True, 1), told]
+    assert fired_twice(db, "keyless") == [(True, 1), told]
 
 
 async def test_missed_ticks_fire_once(db: Connection, dsn: str) -> None:

@@ -5,6 +5,7 @@ import json
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -34,16 +35,11 @@ begin
 end $$"""
 
 
-def counted(of: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Record each call of this coroutine function."""
-    kept, calls = getattr(of, verb), list[object]()
-
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        return await kept(*args, **kwargs)
-
-    monkeypatch.setattr(of, verb, call)
-    return calls
+def counted(of: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> AsyncMock:
+    """Count the calls of this coroutine function."""
+    mock = AsyncMock(wraps=getattr(of, verb))
+    monkeypatch.setattr(of, verb, mock)
+    return mock
 
 
 def info(app: App, db: Any, name: str) -> ServiceInfo:
@@ -159,8 +155,8 @@ async def test_a_new_interval_reaches_a_running_worker(
         app.services.set("rebase", "100 ms").sync(db)
         # With the new interval ten looks take a second; before it, looks are at least four seconds apart.
         await eventually(lambda: worker.maintenance.rebaser.every == 0.1, "it has learned")
-        before = len(looks)
-        await eventually(lambda: len(looks) >= before + 10, "it looks as often", seconds=20)
+        before = looks.call_count
+        await eventually(lambda: looks.call_count >= before + 10, "it looks as often", seconds=20)
         assert worker.maintenance.promoter.every == 3600
 
 
@@ -202,7 +198,7 @@ async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
         )
         db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 1}')")
         looks = counted(worker.maintenance.loop, "look", monkeypatch)
-        await eventually(lambda: ran or len(looks) >= 8, "it ran, or looked eight times")
+        await eventually(lambda: ran or looks.call_count >= 8, "it ran, or looked eight times")
         assert bool(ran) is rides
 
 
@@ -216,10 +212,10 @@ async def test_an_idle_claimer_leaves_the_look_to_the_services(
         await eventually(
             lambda: worker.claimer.asleep and (worker.sleeper is None or worker.sleeper.clear), "it sleeps"
         )
-        claims = counted(Claimer, "_claim", monkeypatch)
+        claims = counted(worker.claimer, "_claim", monkeypatch)
         looks = counted(worker.maintenance.loop, "look", monkeypatch)
-        await eventually(lambda: len(looks) >= 10, "ten looks")
-        assert len(claims) <= 1
+        await eventually(lambda: looks.call_count >= 10, "ten looks")
+        assert claims.call_count <= 1
 
 
 async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +278,7 @@ async def test_a_suspect_is_looked_at_twice(
         other.close()
         ended = "select ended_at is not null from tallybook.worker where id = %s"
         await eventually(lambda: db.execute(ended, [dead]).fetchone()[0], "it is given up")
-        assert len(runs) == 2
+        assert runs.call_count == 2
 
 
 # In Python and on the command line

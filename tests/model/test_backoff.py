@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.hostile import hostile
 from tallybook import Constant, Exponential, Linear
 from tallybook._model.backoff import DEFAULT, as_policy, checked_no_retry, delay_after, from_json, is_final, to_json
 from tallybook.errors import ConfigError, PayloadError, SignatureError
@@ -202,16 +203,6 @@ class Callable2:
         return failures * MINUTE if isinstance(error, ValueError) else None
 
 
-def with_default(failures, cap=5):
-    assert cap == 5
-    return MINUTE
-
-
-def with_error(failures, error=None):
-    assert error is not None
-    return MINUTE
-
-
 @pytest.mark.parametrize(
     ("policy", "after", "delay"),
     [
@@ -220,8 +211,8 @@ def with_error(failures, error=None):
         (lambda failures, error: None if isinstance(error, ValueError) else MINUTE, 1, None),
         (Callable2(), 2, 2 * MINUTE),
         (Callable2().__call__, 2, 2 * MINUTE),
-        (with_default, 1, MINUTE),
-        (with_error, 1, MINUTE),
+        (lambda failures, cap=5: MINUTE if cap == 5 else None, 1, MINUTE),
+        (lambda failures, error=None: MINUTE if error is not None else None, 1, MINUTE),
         (lambda *args: MINUTE * len(args), 1, MINUTE),
         (Own(), 1, MINUTE),
         (Constant(MINUTE), 1, MINUTE),
@@ -267,22 +258,6 @@ class Marked(Exception):
     no_retry = True
 
 
-class HalfMarked(Exception):
-    no_retry = "yes"
-
-
-class HostileMark(Exception):
-    @property
-    def no_retry(self):
-        raise KeyboardInterrupt
-
-
-class HostileGroup(ExceptionGroup):
-    @property
-    def exceptions(self):
-        raise SystemExit
-
-
 class Bottomless(ExceptionGroup):
     @property
     def exceptions(self):
@@ -303,7 +278,7 @@ def nested(error, depth):
         (TypeError(), False),
         (SystemExit(1), False),
         (Marked(), True),
-        (HalfMarked(), False),
+        (type("HalfMarked", (Exception,), {"no_retry": "yes"})(), False),
         (PayloadError("$", "no", task="t"), True),
         (SignatureError("t", "no"), True),
         (ExceptionGroup("x", [ValueError(), KeyError()]), True),
@@ -312,8 +287,8 @@ def nested(error, depth):
         (ExceptionGroup("x", [ValueError(), ExceptionGroup("y", [OSError(), KeyError()])]), False),
         (nested(ValueError(), 5_000), True),
         (nested(TypeError(), 5_000), False),
-        (HostileMark(), False),
-        (HostileGroup("x", [ValueError()]), False),
+        (hostile(Exception, no_retry=KeyboardInterrupt)(), False),
+        (hostile(ExceptionGroup, exceptions=SystemExit)("x", [ValueError()]), False),
         (Bottomless("x", [ValueError()]), False),
     ],
     ids=lambda value: type(value).__name__,

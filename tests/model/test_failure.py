@@ -6,16 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.hostile import hostile
 from tallybook._model.failure import describe
 from tallybook._model.signature import ArgsModel
 
 
 def caught(raiser):
-    try:
+    with pytest.raises(BaseException) as found:
         raiser()
-    except BaseException as error:
-        return error
-    raise AssertionError("nothing was raised")
+    return found.value
 
 
 def described(error, **options):
@@ -46,34 +45,12 @@ def test_failure_is_described():
     assert "hunter2" not in found["traceback"]
 
 
-class Unprintable(Exception):
-    def __str__(self):
-        raise SystemExit(3)
-
-    __repr__ = __str__
-
-
-class Evil(Exception):
-    @property
-    def __cause__(self):
-        raise KeyboardInterrupt
-
-    @property
-    def __notes__(self):
-        raise RuntimeError
-
-
-class WrongText(Exception):
-    def __str__(self):
-        return 5  # noqa: PLE0307 - this is what is tried
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (Unprintable(), "<unprintable>"),
-        (WrongText(), "<unprintable>"),
-        (Evil("x"), "x"),
+        (hostile(Exception, __str__=SystemExit, __repr__=SystemExit)(), "<unprintable>"),
+        (type("WrongText", (Exception,), {"__str__": lambda self: 5})(), "<unprintable>"),
+        (hostile(Exception, __cause__=KeyboardInterrupt, __notes__=RuntimeError)("x"), "x"),
         (ValueError("a\0b\ud800"), "a\\x00b\\ud800"),
         (SystemExit(1), "1"),
         (KeyboardInterrupt(), ""),

@@ -1,7 +1,8 @@
-"""Keys and encryption (_model/keyring.py)."""
+"""Keys, encryption, and files that only their owner reads (_model/keyring.py, _model/private_file.py)."""
 
 import base64
 import os
+import stat
 import sys
 import traceback
 from dataclasses import replace
@@ -14,6 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from tallybook import Secret
 from tallybook._model import keyring as module
 from tallybook._model.keyring import LONGEST, Keyring, Place, Sealed, new_key, parse_keys
+from tallybook._model.private_file import open_to_others
 from tallybook.errors import ConfigError, NotSupported, SecretError
 from tallybook.extra.providers.steps import KeySource
 
@@ -202,3 +204,24 @@ def test_opening_takes_any_bytes() -> None:
     for length in (0, 1, 7, 8, 12, 16, 128, 129, 4096):
         with pytest.raises(SecretError):
             ring.open(PLACE, Sealed("k1", os.urandom(length), os.urandom(length)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "us", "is_open"),
+    [
+        (0o600, 1000, 1000, False),
+        (0o400, 0, 0, False),
+        (0o640, 1000, 1000, True),
+        (0o640, 0, 0, True),
+        (0o440, 1001, 1000, True),
+        (0o440, 0, 1000, False),
+        (0o640, 0, 1000, False),
+        (0o660, 0, 1000, True),
+        (0o444, 0, 1000, True),
+        (0o441, 0, 1000, True),
+    ],
+)
+def test_a_private_file_is_its_owners_or_roots_for_one_group(mode: int, owner: int, us: int, is_open: bool) -> None:
+    """A file is private if only its owner has access, or if root owns it, its group may read it and we are not root."""
+    about = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, 1000, 0, 0, 0, 0))
+    assert open_to_others(about, us) is is_open

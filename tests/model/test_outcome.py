@@ -16,16 +16,10 @@ SOON = timedelta(minutes=1)
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 WEEK = timedelta(weeks=1)
 OF_SUBJECTS = [
-    Reschedule(WEEK),
-    Reschedule(THEN, args={"page": [1, {"a": 2}]}),
-    Complete(),
-    Complete(args={}),
-    Drop(),
-    Kill("gone"),
-    Kill("gone", args={"page": 3}),
-    Reject("502"),
+    Reschedule(WEEK), Reschedule(THEN, args={"page": [1, {"a": 2}]}), Complete(), Complete(args={}), Drop(),
+    Kill("gone"), Kill("gone", args={"page": 3}), Reject("502"),
     Reject("502", {"body": ["x"]}, ref_id="req-1", retry_in="5 min"),
-]
+]  # fmt: skip
 ALL = [Snooze(SOON), Snooze(until=THEN), Cancel("gone"), Cancel(), Dead("closed"), *OF_SUBJECTS]
 
 

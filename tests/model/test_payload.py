@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.hostile import hostile
 from tallybook._model.decoder import decode
 from tallybook._model.payload import encode
 from tallybook.errors import PayloadError
@@ -212,12 +213,7 @@ def test_integers_beyond_jsonb_are_refused():
         sys.set_int_max_str_digits(before)
 
 
-class Hostile:
-    def __getattribute__(self, name):
-        raise SystemError("no")
-
-    def __repr__(self):
-        raise SystemError("no")
+Hostile = hostile(object, __getattribute__=SystemError, __repr__=SystemError)
 
 
 @dataclasses.dataclass

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.hostile import hostile
 from tallybook._model.retry_after import LONGEST, retry_after
 
 NOW = datetime(2030, 5, 1, 12, 0, tzinfo=UTC)
@@ -138,24 +139,7 @@ def test_causes_and_groups_are_looked_through_once():
     assert wait(ExceptionGroup("none", [ValueError()])) is None
 
 
-class Hostile(Exception):
-    def __getattribute__(self, name):
-        raise SystemExit(3)
-
-
-class HostileGroup(ExceptionGroup):
-    @property
-    def exceptions(self):
-        raise KeyboardInterrupt
-
-    @property
-    def __cause__(self):
-        raise RuntimeError
-
-
-class Odd(float):
-    def __ge__(self, other):
-        raise RuntimeError
+Hostile = hostile(Exception, __getattribute__=SystemExit)
 
 
 class Endless(dict):
@@ -171,8 +155,8 @@ class Endless(dict):
     "make",
     [
         Hostile,
-        lambda: HostileGroup("x", [ValueError()]),
-        lambda: TooMany(Odd(60)),
+        lambda: hostile(ExceptionGroup, exceptions=KeyboardInterrupt, __cause__=RuntimeError)("x", [ValueError()]),
+        lambda: TooMany(hostile(float, __ge__=RuntimeError)(60)),
         lambda: ClientResponseError(Endless()),
         lambda: ClientResponseError(SimpleNamespace(get=lambda: 1)),
         lambda: SystemExit(1),

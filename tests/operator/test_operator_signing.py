@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from psycopg import sql
 
-from support.commits import DIES_AT_COMMIT
+from support.broken import DIES_AT_COMMIT
 from support.operator_client import OTHER, SECRET, Client, client, codes, headers
 from support.operator_process import serving
 from support.proxy import Proxy

@@ -1,10 +1,12 @@
 """A known secret passes through a real worker, the database, its server and the command line, and none shows it."""
 
+import base64
 import json
 import pickle
 import signal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -12,7 +14,6 @@ from click.testing import CliRunner
 from psycopg import sql
 
 from support import canary
-from support.canary_forms import CANARY, CONTROL, FORBIDDEN, FORMER, KEY, KEYS, MOVED, found_in
 from support.cli import Command, invoke
 from support.clusters import cluster
 from support.database import dump
@@ -22,6 +23,27 @@ from tallybook import App
 from tallybook._cli import cli
 from tallybook._db.migrate import migrate
 from tallybook._model.keyring import new_key
+
+CANARY, FORMER, MOVED = "sk-canary/4711+ä", "sk-former/0815", "sk-moved/2342"
+CONTROL = "may-be-seen-2342"
+KEY = new_key("k1")
+
+
+def forms(text: str) -> set[str]:
+    """Return the forms in which a text could leak: plain, and in encodings without encryption."""
+    raw = text.encode()
+    return {
+        text, text[3:-1], quote(text), raw.hex(), base64.b64encode(raw).decode()[:-4], json.dumps(text)[1:-1],
+        repr(raw)[2:-1], text.encode("utf-16-le").hex(),
+    }  # fmt: skip
+
+
+FORBIDDEN = forms(CANARY) | forms(FORMER) | forms(MOVED)
+KEYS = {KEY.split(":")[1][:-4], base64.b64decode(KEY.split(":")[1]).hex()}
+
+
+def found_in(text: str) -> set[str]:
+    return {one for one in FORBIDDEN | KEYS if one in text}
 
 
 async def test_the_canary_is_nowhere(dsn: str, db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

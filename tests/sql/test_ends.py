@@ -206,7 +206,7 @@ def test_no_attempt_starts_after_expires_at(db: Connection, hands: Hands, way: s
         # The hour has passed.
         db.execute("update tallybook.entry set expires_at = clock_timestamp() where job_id = %s", (job,))
     (claimed,) = hands.claim()
-    assert claimed.expired
+    assert claimed.blocked_by == "expired"
     assert hands.say("expire", claimed) == "dead"
     assert hands.say("expire", claimed) == "refused"
     said = db.execute("select state, reason, failures from tallybook.job where id = %s", (job,)).fetchone()

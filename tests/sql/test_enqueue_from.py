@@ -8,8 +8,7 @@ import pytest
 
 from support.broken import without
 from support.database import Connection
-from support.hands import Hands, put
-from support.queries import enqueue_from, keys, values
+from support.hands import Hands, enqueue_from, keys, put, values
 
 # --- what it enqueues ----------------------------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ import pytest
 
 from support.broken import without
 from support.database import Connect, Connection, one
-from support.hands import Hands, cancel, put, put_many, retry
-from support.queries import enqueue_from, keys, values
+from support.hands import Hands, cancel, enqueue_from, keys, put, put_many, retry, values
 from support.sessions import crossed
 from support.waiting import wait_until
 

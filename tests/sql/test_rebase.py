@@ -12,8 +12,7 @@ from psycopg import sql
 from support.askers import Asker, S, T
 from support.clusters import next_xid
 from support.database import one
-from support.house import claim, furnish, put
-from support.shop import BELIEVE, Shop, catch_up, moved
+from support.shop import BELIEVE, Shop, catch_up, claim, furnish, moved, put
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
 

@@ -172,7 +172,7 @@ def test_what_runs_is_left_alone(db: Connection, hands: Hands, how: str) -> None
     assert db.execute("select count(*) from tallybook.amendment").fetchone() == (0,)
     hands.fail(started)
     (second,) = hands.start()
-    assert (second.args, second.postponed) == ({"n": 1}, False)
+    assert (second.args, second.blocked_by) == ({"n": 1}, None)
 
 
 @pytest.mark.parametrize("end", ["fail", "snooze", "rescue", "move", "dead", "cancel_running", "cancelled in line"])
@@ -213,7 +213,7 @@ def test_a_worker_that_stops_before_the_start_does_not_undo_a_push(db: Connectio
     job = put(db, unique_key="k")
     producer_relies = put(db, unique_key="k", run_at=hands.one(SOON), on_conflict="push_run_at")
     (claimed,) = hands.claim()
-    assert (claimed.id, claimed.postponed) == (producer_relies, True)
+    assert (claimed.id, claimed.blocked_by) == (producer_relies, "postponed")
     if how == "snooze":
         hands.say("snooze", claimed, "0")
     else:

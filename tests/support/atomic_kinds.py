@@ -1,6 +1,8 @@
 """One atomic task per library. Each writes, enqueues a follow-up job, and then does what the test sets."""
 
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,120 +16,71 @@ from sqlalchemy.orm import Session
 from tallybook import App, Constant, Context, Task
 
 TABLE = "create table effect (job_id bigint primary key, attempt int)"
-AT_ONCE: dict[str, Any] = {"atomic": True, "name": "work", "retry": Constant(timedelta(0))}
 Then = Callable[[Any, Context], Any]
 """The handler's last step after its writes: it returns a value or raises."""
 
 
-def follow(app: App) -> Task[[int], None]:
-    @app.task(queue="later")
-    def follow(n: int) -> None:
-        pass
+@dataclass
+class Kind:
+    """A library: the type of its transaction, which the handler declares, and how a statement is run on one."""
 
-    return follow
+    name: str
+    tx: Any
+    execute: Callable[[Any, str], Any]
+    atomic: bool | str = True
 
+    def __call__(self, app: App, then: Then) -> Task[[int], Any]:
+        """Declare the task on an app."""
 
-def _effect(ctx: Context) -> str:
-    return f"insert into effect values ({ctx.job_id}, {ctx.attempt})"  # noqa: S608  two numbers, for five libraries
+        @app.task(queue="later")
+        def follow(n: int) -> None: ...
 
+        def effect(ctx: Context) -> str:
+            return f"insert into effect values ({ctx.job_id}, {ctx.attempt})"  # noqa: S608  for five libraries
 
-def psycopg_async(app: App, then: Then) -> Task[[int], Any]:
-    after = follow(app)
+        def work(tx: Any, ctx: Context, n: int) -> Any:
+            self.execute(tx, effect(ctx))
+            follow.enqueue_sync(tx, n)
+            return then(tx, ctx)
 
-    @app.task(**AT_ONCE)
-    async def work(tx: psycopg.AsyncConnection[Any], ctx: Context, n: int) -> Any:
-        await tx.execute(_effect(ctx))
-        await after.enqueue(tx, n)
-        return then(tx, ctx)
+        async def work_async(tx: Any, ctx: Context, n: int) -> Any:
+            await self.execute(tx, effect(ctx))
+            await follow.enqueue(tx, n)
+            return then(tx, ctx)
 
-    return work
-
-
-def psycopg_plain(app: App, then: Then) -> Task[[int], Any]:
-    after = follow(app)
-
-    @app.task(**AT_ONCE)
-    def work(tx: psycopg.Connection[Any], ctx: Context, n: int) -> Any:
-        tx.execute(_effect(ctx))
-        after.enqueue_sync(tx, n)
-        return then(tx, ctx)
-
-    return work
+        handler = work_async if inspect.iscoroutinefunction(self.execute) else work
+        handler.__annotations__["tx"] = self.tx
+        return app.task(atomic=self.atomic, name="work", retry=Constant(timedelta(0)))(handler)
 
 
-def asyncpg_connection(app: App, then: Then) -> Task[[int], Any]:
-    after = follow(app)
-
-    @app.task(**AT_ONCE)
-    async def work(tx: asyncpg.Connection, ctx: Context, n: int) -> Any:
-        async with tx.transaction():  # a savepoint, as everywhere
-            await tx.execute(_effect(ctx))
-        await after.enqueue(tx, n)
-        return then(tx, ctx)
-
-    return work
+async def _on_asyncpg(tx: Any, statement: str) -> None:
+    async with tx.transaction():  # a savepoint, as everywhere
+        await tx.execute(statement)
 
 
-def session(app: App, then: Then) -> Task[[int], Any]:
-    after = follow(app)
-
-    @app.task(**AT_ONCE)
-    def work(tx: Session, ctx: Context, n: int) -> Any:
-        with tx.begin_nested():
-            tx.execute(sa.text(_effect(ctx)))
-        after.enqueue_sync(tx, n)
-        return then(tx, ctx)
-
-    return work
+def _on_session(tx: Any, statement: str) -> None:
+    with tx.begin_nested():
+        tx.execute(sa.text(statement))
 
 
-def connection(app: App, then: Then) -> Task[[int], Any]:
-    after = follow(app)
-
-    @app.task(**AT_ONCE)
-    def work(tx: sa.Connection, ctx: Context, n: int) -> Any:
-        tx.execute(sa.text(_effect(ctx)))
-        after.enqueue_sync(tx, n)
-        return then(tx, ctx)
-
-    return work
+async def _on_sqlalchemy(tx: Any, statement: str) -> None:
+    await tx.execute(sa.text(statement))
 
 
-def async_session(app: App, then: Then) -> Task[[int], Any]:
-    after = follow(app)
-
-    @app.task(**AT_ONCE)
-    async def work(tx: AsyncSession, ctx: Context, n: int) -> Any:
-        await tx.execute(sa.text(_effect(ctx)))
-        await after.enqueue(tx, n)
-        return then(tx, ctx)
-
-    return work
+def _on_django(tx: Any, statement: str) -> None:
+    with tx.cursor() as cursor:
+        cursor.execute(statement)
 
 
-def async_connection(app: App, then: Then) -> Task[[int], Any]:
-    after = follow(app)
-
-    @app.task(**AT_ONCE)
-    async def work(tx: AsyncConnection, ctx: Context, n: int) -> Any:
-        await tx.execute(sa.text(_effect(ctx)))
-        await after.enqueue(tx, n)
-        return then(tx, ctx)
-
-    return work
-
-
-def django(app: App, then: Then) -> Task[[int], Any]:
-    after = follow(app)
-
-    @app.task(**{**AT_ONCE, "atomic": "shop"})
-    def work(tx: BaseDatabaseWrapper, ctx: Context, n: int) -> Any:
-        with tx.cursor() as cursor:
-            cursor.execute(_effect(ctx))
-        after.enqueue_sync(tx, n)
-        return then(tx, ctx)
-
-    return work
-
-
-KINDS = [psycopg_async, psycopg_plain, asyncpg_connection, session, connection, async_session, async_connection, django]
+psycopg_async = Kind("psycopg_async", psycopg.AsyncConnection[Any], psycopg.AsyncConnection.execute)
+psycopg_plain = Kind("psycopg_plain", psycopg.Connection[Any], psycopg.Connection.execute)
+KINDS = [
+    psycopg_async,
+    psycopg_plain,
+    Kind("asyncpg_connection", asyncpg.Connection, _on_asyncpg),
+    Kind("session", Session, _on_session),
+    Kind("connection", sa.Connection, lambda tx, statement: tx.execute(sa.text(statement))),
+    Kind("async_session", AsyncSession, _on_sqlalchemy),
+    Kind("async_connection", AsyncConnection, _on_sqlalchemy),
+    Kind("django", BaseDatabaseWrapper, _on_django, atomic="shop"),
+]

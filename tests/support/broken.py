@@ -1,4 +1,4 @@
-"""Remove a guard from a SQL function, for negative controls."""
+"""Break something in a test's database: a function without its guard, a session that is lost at its commit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from typing import Any, SupportsIndex
 import psycopg
 
 from tallybook._db.migrate import routines
+
+# The outcome of this commit is unknown to its client.
+DIES_AT_COMMIT = """
+create function dies() returns trigger language plpgsql as $$
+begin
+  perform pg_terminate_backend(pg_backend_pid());
+  return null;
+end $$;
+create constraint trigger dies after insert on tallybook.audit deferrable initially deferred
+  for each row execute function dies()"""
 
 
 class Sql(str):

@@ -1,10 +1,8 @@
 """The kinds of connections that users have, with one interface for tests."""
 
-import asyncio
-import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,14 +10,17 @@ from typing import Any
 import asyncpg
 import psycopg
 import sqlalchemy as sa
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from django.utils.connection import ConnectionProxy
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.ext import asyncio as sa_async
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+from support.workers import POOLED
+
 # Options that drivers need behind PgBouncer in transaction mode: prepare nothing that outlives a transaction.
-POOLED = bool(os.environ.get("TALLYBOOK_TEST_POOLER"))
 NO_PREPARE: dict[str, Any] = {"prepare_threshold": None} if POOLED else {}
 _ASYNCPG_DIALECT: dict[str, Any] = {
     "prepared_statement_cache_size": 0,
@@ -49,76 +50,50 @@ class Caller:
 
 
 class AsyncCaller(Caller):
-    """An asynchronous connection with its own event loop, so that tests use both kinds alike."""
+    """An asynchronous connection with an event loop in a thread, so that tests use both kinds alike."""
 
-    def __init__(self, inner: Caller, runner: asyncio.Runner) -> None:
-        run = self.run = partial(_run, runner)
-        super().__init__(
-            inner.conn,
-            partial(run, inner.execute),
-            lambda: _block(runner, inner.savepoint()),
-            partial(run, inner.commit),
-            partial(run, inner.rollback),
-        )
+    def __init__(self, inner: Caller, portal: BlockingPortal) -> None:
+        self.call = portal.call
+        execute, commit, rollback = (partial(self.call, verb) for verb in (inner.execute, inner.commit, inner.rollback))
+        savepoint = lambda: portal.wrap_async_context_manager(inner.savepoint())  # noqa: E731
+        super().__init__(inner.conn, execute, savepoint, commit, rollback)
 
     def ask(self, verb: Any) -> Any:
-        return self.run(verb.on, self.conn)
+        return self.call(verb.on, self.conn)
 
     def enqueue(self, task: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.run(task.enqueue, self.conn, *args, **kwargs)
+        return self.call(partial(task.enqueue, self.conn, *args, **kwargs))
 
     def enqueue_many(self, app: Any, calls: Any) -> Any:
-        return self.run(app.enqueue_many, self.conn, calls)
-
-
-def _run(runner: asyncio.Runner, verb: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-    async def in_loop() -> Any:
-        return await verb(*args, **kwargs)
-
-    return runner.run(in_loop())
+        return self.call(app.enqueue_many, self.conn, calls)
 
 
 @contextmanager
-def _block(runner: asyncio.Runner, block: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
-    """Enter an asynchronous context manager from a synchronous test."""
-    entered = _run(runner, block.__aenter__)
-    try:
-        yield entered
-    except BaseException as error:
-        if not _run(runner, block.__aexit__, type(error), error, error.__traceback__):
-            raise
-    else:
-        _run(runner, block.__aexit__, None, None, None)
-
-
-@contextmanager
-def connected(kind: Callable[[str], Any], dsn: str) -> Iterator[Caller]:
+def connected(kind: str, dsn: str) -> Iterator[Caller]:
     """Yield a connection of this kind, one of `KINDS`."""
-    block = kind(dsn)
+    block = KINDS[kind](dsn)
     if isinstance(block, AbstractContextManager):
         with block as caller:
             yield caller
     else:
-        with asyncio.Runner() as runner, _block(runner, block) as caller:
-            yield AsyncCaller(caller, runner)
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(block) as caller:
+            yield AsyncCaller(caller, portal)
+
+
+def _of_psycopg(conn: Any) -> Caller:
+    return Caller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
 
 
 @contextmanager
-def psycopg_plain(dsn: str, **options: Any) -> Iterator[Caller]:
+def _psycopg(dsn: str, **options: Any) -> Iterator[Caller]:
     with psycopg.connect(dsn, **NO_PREPARE, **options) as conn:
-        yield Caller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
+        yield _of_psycopg(conn)
 
 
-def psycopg_dict_rows(dsn: str) -> AbstractContextManager[Caller]:
-    return psycopg_plain(dsn, row_factory=dict_row)
-
-
-def psycopg_raw_cursor(dsn: str) -> AbstractContextManager[Caller]:
-    return psycopg_plain(dsn, cursor_factory=psycopg.RawCursor)
-
-
-def psycopg_client_cursor(dsn: str) -> AbstractContextManager[Caller]:
-    return psycopg_plain(dsn, cursor_factory=psycopg.ClientCursor)
+@asynccontextmanager
+async def _psycopg_async(dsn: str, **options: Any) -> AsyncIterator[Caller]:
+    async with await psycopg.AsyncConnection.connect(dsn, **NO_PREPARE, **options) as conn:
+        yield _of_psycopg(conn)
 
 
 def _of_sqlalchemy(s: Any) -> Caller:
@@ -126,36 +101,43 @@ def _of_sqlalchemy(s: Any) -> Caller:
 
 
 @contextmanager
-def _engine(dsn: str) -> Iterator[sa.Engine]:
+def _sqlalchemy(connect: Callable[[sa.Engine], Any], dsn: str) -> Iterator[Caller]:
     engine = sa.create_engine(
         "postgresql+psycopg://", creator=lambda: psycopg.connect(dsn, **NO_PREPARE), poolclass=NullPool
     )
-    yield engine
+    with connect(engine) as conn:
+        yield _of_sqlalchemy(conn)
     engine.dispose()
 
 
-@contextmanager
-def sqlalchemy_connection(dsn: str) -> Iterator[Caller]:
-    with _engine(dsn) as engine, engine.connect() as conn:
+@asynccontextmanager
+async def _sqlalchemy_async(
+    driver: str, connect: Callable[[sa_async.AsyncEngine], Any], dsn: str
+) -> AsyncIterator[Caller]:
+    async def open_one() -> Any:
+        if driver == "asyncpg":
+            return await asyncpg.connect(**asyncpg_options(dsn))
+        return await psycopg.AsyncConnection.connect(dsn, **NO_PREPARE)
+
+    told = _ASYNCPG_DIALECT if POOLED and driver == "asyncpg" else {}
+    engine = sa_async.create_async_engine(
+        f"postgresql+{driver}://", async_creator=open_one, poolclass=NullPool, connect_args=told
+    )
+    async with connect(engine) as conn:
         yield _of_sqlalchemy(conn)
+    await engine.dispose()
+
+
+@asynccontextmanager
+async def _scoped(engine: sa_async.AsyncEngine) -> AsyncIterator[Any]:
+    session = sa_async.async_scoped_session(sa_async.async_sessionmaker(engine), scopefunc=lambda: 1)
+    yield session
+    await session.remove()
 
 
 @contextmanager
-def sqlalchemy_session(dsn: str) -> Iterator[Caller]:
-    with _engine(dsn) as engine, Session(engine) as session:
-        yield _of_sqlalchemy(session)
-
-
-@contextmanager
-def sqlalchemy_scoped_session(dsn: str) -> Iterator[Caller]:
-    with _engine(dsn) as engine:
-        session = scoped_session(sessionmaker(engine))
-        yield _of_sqlalchemy(session)
-        session.remove()
-
-
-@contextmanager
-def django_alias(dsn: str) -> Iterator[Caller]:
+def django_alias(dsn: str, conn: Callable[[Any], Any] = lambda connections: "shop") -> Iterator[Caller]:
+    """Configure Django with the database `shop`; the alias, or what `conn` returns, is the connection."""
     import django
     from django.conf import settings
     from django.db import connections, transaction
@@ -164,58 +146,22 @@ def django_alias(dsn: str) -> Iterator[Caller]:
         settings.configure(USE_TZ=False)  # the unusual value: datetimes come back naive
         django.setup()
     given = conninfo_to_dict(dsn)
-    shop = {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": given["dbname"],
-        "USER": given.get("user") or "",
-        "PASSWORD": given.get("password") or "",
-        "HOST": given.get("host") or "",
-        "PORT": str(given.get("port") or ""),
-    }
+    words = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+    database = {word: str(given.get(name) or "") for word, name in words.items()}
+    shop = {"ENGINE": "django.db.backends.postgresql", **database}
     connections.settings = connections.configure_settings({"default": {}, "shop": shop})
-    conn = connections["shop"]
+    own = connections["shop"]
 
     def execute(text: str) -> None:
-        with conn.cursor() as cursor:
+        with own.cursor() as cursor:
             cursor.execute(text)
 
-    conn.set_autocommit(False)
+    own.set_autocommit(False)
     try:
-        yield Caller("shop", execute, lambda: transaction.atomic(using="shop"), conn.commit, conn.rollback)
+        yield Caller(conn(connections), execute, lambda: transaction.atomic(using="shop"), own.commit, own.rollback)
     finally:
-        conn.close()
+        own.close()
         del connections["shop"]
-
-
-@contextmanager
-def django_connection(dsn: str) -> Iterator[Caller]:
-    from django.db import connections
-
-    with django_alias(dsn) as caller:
-        caller.conn = connections["shop"]
-        yield caller
-
-
-@contextmanager
-def django_proxy(dsn: str) -> Iterator[Caller]:
-    from django.db import connections
-    from django.utils.connection import ConnectionProxy
-
-    with django_alias(dsn) as caller:
-        caller.conn = ConnectionProxy(connections, "shop")  # the type of `from django.db import connection`
-        yield caller
-
-
-@asynccontextmanager
-async def psycopg_async(dsn: str) -> AsyncIterator[Caller]:
-    async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row, **NO_PREPARE) as conn:
-        yield Caller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
-
-
-@asynccontextmanager
-async def psycopg_async_raw_cursor(dsn: str) -> AsyncIterator[Caller]:
-    async with await psycopg.AsyncConnection.connect(dsn, cursor_factory=psycopg.AsyncRawCursor, **NO_PREPARE) as conn:
-        yield Caller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
 
 
 def asyncpg_options(dsn: str) -> dict[str, Any]:
@@ -228,7 +174,7 @@ def asyncpg_options(dsn: str) -> dict[str, Any]:
     return options
 
 
-async def _asyncpg_caller(conn: Any) -> Caller:
+async def _of_asyncpg(conn: Any) -> Caller:
     outer: Any = None
 
     async def begin() -> None:
@@ -249,67 +195,38 @@ async def _asyncpg_caller(conn: Any) -> Caller:
 
 
 @asynccontextmanager
-async def asyncpg_connection(dsn: str) -> AsyncIterator[Caller]:
+async def _asyncpg_connection(dsn: str) -> AsyncIterator[Caller]:
     conn = await asyncpg.connect(**asyncpg_options(dsn))
     # Many applications do this; it must not affect our statements.
     await conn.set_type_codec("jsonb", encoder=repr, decoder=repr, schema="pg_catalog")
-    yield await _asyncpg_caller(conn)
+    yield await _of_asyncpg(conn)
     await conn.close()
 
 
 @asynccontextmanager
-async def asyncpg_pool(dsn: str) -> AsyncIterator[Caller]:
+async def _asyncpg_pool(dsn: str) -> AsyncIterator[Caller]:
     async with asyncpg.create_pool(**asyncpg_options(dsn), min_size=1, max_size=1) as pool, pool.acquire() as conn:
-        yield await _asyncpg_caller(conn)
+        yield await _of_asyncpg(conn)
 
 
-@asynccontextmanager
-async def _async_engine(dsn: str, driver: str) -> AsyncIterator[Any]:
-    async def connect() -> Any:
-        if driver == "asyncpg":
-            return await asyncpg.connect(**asyncpg_options(dsn))
-        return await psycopg.AsyncConnection.connect(dsn, **NO_PREPARE)
-
-    told = _ASYNCPG_DIALECT if POOLED and driver == "asyncpg" else {}
-    engine = create_async_engine(
-        f"postgresql+{driver}://", async_creator=connect, poolclass=NullPool, connect_args=told
-    )
-    yield engine
-    await engine.dispose()
-
-
-@asynccontextmanager
-async def _async_session(dsn: str, driver: str) -> AsyncIterator[Caller]:
-    async with _async_engine(dsn, driver) as engine, AsyncSession(engine) as session:
-        yield _of_sqlalchemy(session)
-
-
-def async_session_over_asyncpg(dsn: str) -> AbstractAsyncContextManager[Caller]:
-    return _async_session(dsn, "asyncpg")
-
-
-def async_session_over_psycopg(dsn: str) -> AbstractAsyncContextManager[Caller]:
-    return _async_session(dsn, "psycopg")
-
-
-@asynccontextmanager
-async def async_scoped(dsn: str) -> AsyncIterator[Caller]:
-    async with _async_engine(dsn, "asyncpg") as engine:
-        session = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
-        yield _of_sqlalchemy(session)
-        await session.remove()
-
-
-@asynccontextmanager
-async def async_connection_over_asyncpg(dsn: str) -> AsyncIterator[Caller]:
-    async with _async_engine(dsn, "asyncpg") as engine, engine.connect() as conn:
-        yield _of_sqlalchemy(conn)
-
-
-KINDS = [
-    psycopg_plain, psycopg_dict_rows, psycopg_raw_cursor, psycopg_client_cursor,
-    sqlalchemy_connection, sqlalchemy_session, sqlalchemy_scoped_session,
-    django_alias, django_connection, django_proxy,
-    psycopg_async, psycopg_async_raw_cursor, asyncpg_connection, asyncpg_pool,
-    async_session_over_asyncpg, async_session_over_psycopg, async_scoped, async_connection_over_asyncpg,
-]  # fmt: skip
+KINDS: dict[str, Callable[[str], Any]] = {
+    "psycopg_plain": _psycopg,
+    "psycopg_dict_rows": partial(_psycopg, row_factory=dict_row),
+    "psycopg_raw_cursor": partial(_psycopg, cursor_factory=psycopg.RawCursor),
+    "psycopg_client_cursor": partial(_psycopg, cursor_factory=psycopg.ClientCursor),
+    "sqlalchemy_connection": partial(_sqlalchemy, sa.Engine.connect),
+    "sqlalchemy_session": partial(_sqlalchemy, Session),
+    "sqlalchemy_scoped_session": partial(_sqlalchemy, lambda engine: closing(scoped_session(sessionmaker(engine)))),
+    "django_alias": django_alias,
+    "django_connection": partial(django_alias, conn=lambda connections: connections["shop"]),
+    # The type of `from django.db import connection`.
+    "django_proxy": partial(django_alias, conn=lambda connections: ConnectionProxy(connections, "shop")),
+    "psycopg_async": partial(_psycopg_async, row_factory=dict_row),
+    "psycopg_async_raw_cursor": partial(_psycopg_async, cursor_factory=psycopg.AsyncRawCursor),
+    "asyncpg_connection": _asyncpg_connection,
+    "asyncpg_pool": _asyncpg_pool,
+    "async_session_over_asyncpg": partial(_sqlalchemy_async, "asyncpg", sa_async.AsyncSession),
+    "async_session_over_psycopg": partial(_sqlalchemy_async, "psycopg", sa_async.AsyncSession),
+    "async_scoped": partial(_sqlalchemy_async, "asyncpg", _scoped),
+    "async_connection_over_asyncpg": partial(_sqlalchemy_async, "asyncpg", sa_async.AsyncEngine.connect),
+}

@@ -5,30 +5,29 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import click
 from click.testing import CliRunner, Result
 
+from support.paths import clean_environment
 from support.waiting import wait_until
 from tallybook._cli import cli
 
 
-class Command:
-    """One `tallybook ...` in `folder`, with both streams in one file there. It is killed at the end of the block."""
+class Program:
+    """Python in `folder`, with both streams in one file there. It is killed at the end of the block."""
 
-    def __init__(self, folder: Path, *words: str, dsn: str | None = None, **environment: str) -> None:
+    def __init__(self, folder: Path, *words: str, **environment: str) -> None:
         folder.mkdir(exist_ok=True)
         self._log = folder / f"output-{os.urandom(4).hex()}.log"
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG"))}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tallybook", *words],
+                [sys.executable, *words],
                 cwd=folder,
-                env={**clean, "PYTHONUNBUFFERED": "1", **({"TALLYBOOK_DSN": dsn} if dsn else {}), **environment},
+                env={**clean_environment(), "PYTHONUNBUFFERED": "1", **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -76,12 +75,19 @@ class Command:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
+        sys.stderr.write(f"--- {self.process.args}\n{self.output[-2000:]}\n")
+
+
+class Command(Program):
+    """One `tallybook ...`."""
+
+    def __init__(self, folder: Path, *words: str, dsn: str | None = None, **environment: str) -> None:
+        dsns = {"TALLYBOOK_DSN": dsn} if dsn else {}
+        super().__init__(folder, "-P", "-m", "tallybook", *words, **dsns, **environment)
 
 
 def _stat(pid: int) -> list[str]:
@@ -106,6 +112,23 @@ def children(pid: int) -> list[int]:
     """Return the ids of living child processes, oldest first."""
     numbers = sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
     return [number for number in numbers if _stat(number)[1:2] == [str(pid)] and is_alive(number)]
+
+
+@contextmanager
+def stopped(postmaster: int) -> Iterator[None]:
+    """Stop a server for the block: the postmaster first, so that it starts no more children, and last to go on."""
+
+    def send(number: signal.Signals, processes: list[int]) -> None:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    send(signal.SIGSTOP, [postmaster])
+    send(signal.SIGSTOP, children(postmaster))
+    try:
+        yield
+    finally:
+        send(signal.SIGCONT, [*children(postmaster), postmaster])
 
 
 def invoke(*words: object, to: str | None = None, typed: str | None = None, **environment: str) -> Result:

@@ -3,26 +3,29 @@
     with cluster(epoch=1) as old, cluster() as new:          # the next transaction id: 4,294,968,000 and 700
         dump_and_restore(old.dsn("shop"), new.create_database("shop"))
 
-The embedded servers of the other tests are copies of one cluster and share one identifier.
+The embedded servers of the other tests are copies of one cluster and share one identifier, also those of `streaming`:
+a primary and a hot standby.
 """
 
-import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from support.database import one
+from support.paths import clean_environment
+from support.waiting import wait_until
+from tallybook._db.migrate import migrate
 from tallybook._embedded.account import server_account
 from tallybook._embedded.binaries import binaries
 from tallybook._embedded.guard import NOT_DURABLE
 from tallybook._embedded.template import SUPERUSER, environment, reachable_binaries
-from tallybook.embedded import Server
+from tallybook.embedded import Server, temporary_server
 
 
 def as_server() -> dict[str, Any]:
@@ -93,5 +96,26 @@ def psql(file: Path, dsn: str) -> None:
 
 
 def _tool(version: int | None, name: str, *arguments: str) -> None:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
-    _run(binaries(version) / name, *arguments, env=clean)
+    _run(binaries(version) / name, *arguments, env=clean_environment())
+
+
+@contextmanager
+def streaming() -> Iterator[tuple[Server, Server]]:
+    """Yield a primary, whose database `shop` has Tallybook, and its standby, which has received all earlier changes."""
+    account = server_account()
+    folder = Path(tempfile.mkdtemp(prefix="tbstandby-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        if account is not None:
+            shutil.chown(folder, account.uid, account.gid)
+        primary = stack.enter_context(temporary_server(18))
+        with psycopg.connect(primary.create_database("shop")) as conn:
+            migrate(conn)
+        programs = reachable_binaries(binaries(18), account)
+        copy = [programs / "pg_basebackup", "-d", primary.dsn("postgres"), "-D", folder / "data", "-R", "-c", "fast"]
+        subprocess.run(copy, check=True, timeout=60, capture_output=True, cwd=folder, **as_server())
+        standby = stack.enter_context(Server(folder / "data", 18, {"fsync": "off"}))
+        with psycopg.connect(primary.dsn("postgres"), autocommit=True) as conn:
+            streams = "select count(*) from pg_stat_replication where state = 'streaming'"
+            wait_until(lambda: conn.execute(streams).fetchone() == (1,), "the standby streams")
+        yield primary, standby

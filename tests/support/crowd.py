@@ -1,7 +1,7 @@
 """Many producers and claimers as real processes, killed and restarted; then a check of every job.
 
-    run = Crowd(dsn, seed=7, seconds=3.0).run()
-    assert run.findings == []
+    findings, counts = Crowd(dsn, seed=7, seconds=3.0).run()
+    assert findings == []
 
 Producers record their commits in `ledger_check`, in the jobs' own transactions. Claimers record runs in `runs` and
 accepted ends in `ends`. The machine determines the interleaving, the seed the choices.
@@ -68,14 +68,6 @@ BUSY = """
 
 
 @dataclass
-class Run:
-    """The counts and findings of a crowd."""
-
-    findings: list[str]
-    counts: dict[str, int]
-
-
-@dataclass
 class Crowd:
     """The processes of one run on one database with Tallybook."""
 
@@ -88,7 +80,8 @@ class Crowd:
     kills: int = 0
     starts: int = 0
 
-    def run(self) -> Run:
+    def run(self) -> tuple[list[str], dict[str, int]]:
+        """Return the findings and the counts."""
         print(f"crowd: seed {self.seed}")
         findings: list[str] = []
         with psycopg.connect(self.dsn, autocommit=True) as conn:
@@ -104,7 +97,7 @@ class Crowd:
                 drain(conn)
             except psycopg.Error as error:
                 findings.append(f"the rest could not be run: {error}")
-            return Run([*findings, *check(conn)], self._counts(conn))
+            return [*findings, *check(conn)], self._counts(conn)
 
     def _load(self, conn: Connection, findings: list[str]) -> None:
         rng = random.Random(self.seed)

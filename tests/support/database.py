@@ -61,8 +61,8 @@ def dump(db: Connection) -> str:
 
 
 @contextmanager
-def fresh(server: Any, template: str) -> Iterator[str]:
-    """Make a database from this template, yield its conninfo and drop it at the end."""
+def fresh(server: Any, template: str | None = None) -> Iterator[str]:
+    """Make a database, perhaps from a template, yield its conninfo and drop it at the end."""
     name = f"tallybook_shared_{secrets.token_hex(6)}"
     dsn = server.create_database(name, template)
     try:

@@ -33,15 +33,12 @@ class Clean(TransactionTestCase):
             cursor.execute("delete from tallybook.entry; delete from tallybook.scheduled; delete from tallybook.dead")
         self.told: list[tuple[str, str]] = []
         for name, signal in (("enqueued", task_enqueued), ("started", task_started), ("finished", task_finished)):
-            receiver = self.receiver(name)
-            signal.connect(receiver)
-            self.addCleanup(signal.disconnect, receiver)
 
-    def receiver(self, name: str):
-        def receive(sender, task_result, **_):
-            self.told.append((name, task_result.status))
+            def receive(sender, task_result, name=name, **_):
+                self.told.append((name, task_result.status))
 
-        return receive
+            signal.connect(receive)
+            self.addCleanup(signal.disconnect, receive)
 
     def job(self, result) -> dict:
         with connection.cursor() as cursor:

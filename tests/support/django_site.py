@@ -1,7 +1,6 @@
 """The Django project of docs/django.md in a folder, with its commands and servers."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -10,16 +9,14 @@ from pathlib import Path
 import django
 from psycopg.conninfo import conninfo_to_dict
 
-from support.paths import ROOT
+from support.paths import ROOT, clean_environment
 
 FENCED = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
+# Behind the settings that Django writes for a new project.
 SETTINGS = """
-import json, os
-SECRET_KEY = "for tests"
-DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-ROOT_URLCONF = "project.urls"
-USE_TZ = True
+import json
+import os
 SHOP = {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": None, **json.loads(os.environ["SHOP_DB"])}
 DATABASES = {"default": SHOP, "other": {**SHOP, "TEST": {"MIRROR": "default"}}}
 """
@@ -29,13 +26,6 @@ URLS = """
 from django.urls import path
 from shop.views import order
 urlpatterns = [path("order/", order)]
-"""
-MANAGE = """
-import os, sys
-if __name__ == "__main__":
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-    from django.core.management import execute_from_command_line
-    execute_from_command_line(sys.argv)
 """
 MORE_JOBS = """
 import contextlib, threading
@@ -111,34 +101,9 @@ INSTALLED_APPS[:0] = [
     "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions",
     "django.contrib.messages", "django.contrib.staticfiles",
 ]
-MIDDLEWARE = [
-    "django.middleware.security.SecurityMiddleware", "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.middleware.common.CommonMiddleware", "django.middleware.csrf.CsrfViewMiddleware",
-    "django.contrib.auth.middleware.AuthenticationMiddleware", "django.contrib.messages.middleware.MessageMiddleware",
-    "django.middleware.clickjacking.XFrameOptionsMiddleware",
-]
-TEMPLATES = [{
-    "BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True,
-    "OPTIONS": {"context_processors": [
-        "django.template.context_processors.request", "django.contrib.auth.context_processors.auth",
-        "django.contrib.messages.context_processors.messages",
-    ]},
-}]
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-STATIC_URL = "static/"
-DEBUG = True
-WSGI_APPLICATION = "project.wsgi.application"
 """
 """Settings of a project with the admin, for `extra`; such a project also has the URLs of the page."""
-SERVERS = {
-    f"project/{kind}.py": f"""
-import os
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-from django.core.{kind} import get_{kind}_application
-application = get_{kind}_application()
-"""
-    for kind in ("asgi", "wsgi")
-}
 
 
 def _of_this_django(text: str) -> str:
@@ -162,17 +127,19 @@ class Site:
         given = conninfo_to_dict(dsn)
         words = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
         database = {word: str(given[name]) for word, name in words.items() if given.get(name)}
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "DJANGO_"))
-        }
-        self.env = {**clean, "SHOP_DB": json.dumps({**database, "PASSWORD": "open sesame"}), "PYTHONUNBUFFERED": "1"}
-        files = {**SERVERS, "project/settings.py": SETTINGS, "manage.py": MANAGE}
+        shop = json.dumps({**database, "PASSWORD": "open sesame"})
+        self.env = {**clean_environment(), "SHOP_DB": shop, "PYTHONUNBUFFERED": "1"}
+        begin = [sys.executable, "-m", "django", "startproject", "project", str(folder)]
+        subprocess.run(begin, env=self.env, check=True, timeout=60)
+        settings = "project/settings.py"
+        files = {settings: (folder / settings).read_text(encoding="utf-8") + SETTINGS}
         for name, body in FENCED.findall((ROOT / "docs" / "django.md").read_text(encoding="utf-8")):
             files[name] = files.get(name, "") + body
-        files["project/settings.py"] += PLAIN + extra
-        if "django.contrib.admin" not in extra:
+        files[settings] += PLAIN + extra
+        if extra != ADMIN:  # no users and no sessions
+            files[settings] += "MIDDLEWARE = []\n"
             files["project/urls.py"] = URLS
-        files |= {"shop/more_jobs.py": MORE_JOBS, "shop/__init__.py": "", "project/__init__.py": ""}
+        files |= {"shop/more_jobs.py": MORE_JOBS, "shop/__init__.py": ""}
         files["shop/jobs.py"] = files["shop/jobs.py"] + "\nimport shop.more_jobs  # noqa\n"
         files["shop/test_more.py"] = (ROOT / "tests" / "support" / cases).read_text(encoding="utf-8")
         for name, body in files.items():

@@ -1,12 +1,15 @@
 """A worker in SQL with the steps of a worker in any language: claim, claimed_jobs, admit, start, end."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
 from psycopg.types.json import Jsonb
 
 from support.database import Connection, Row, call, one
+
+ENDS = {"cancelled": "cancel_running", "expired": "expire", "postponed": "postpone"}
+"""Why a claimed job may not start, and the verb that ends its attempt."""
 
 
 @dataclass
@@ -25,16 +28,8 @@ class Job:
         return self.blocked_by == "cancelled"
 
     @property
-    def expired(self) -> bool:
-        return self.blocked_by == "expired"
-
-    @property
     def changing(self) -> bool:
         return self.blocked_by == "changing"
-
-    @property
-    def postponed(self) -> bool:
-        return self.blocked_by == "postponed"
 
 
 class Hands:
@@ -80,12 +75,8 @@ class Hands:
         """Claim jobs, request their turns and return those that may start now; end all others."""
         free = []
         for job in self.claim(max_jobs):
-            if job.cancelled:
-                self.say("cancel_running", job)
-            elif job.expired:
-                self.say("expire", job)
-            elif job.postponed:
-                self.say("postpone", job)
+            if verb := ENDS.get(job.blocked_by):
+                self.say(verb, job)
             else:
                 assert not job.changing, f"job {job.id} is being changed"
                 free.append(job)
@@ -169,3 +160,23 @@ def states(db: Connection, *jobs: int) -> list[str]:
     """Return the states of these jobs in the view."""
     rows = dict(db.execute("select id, state from tallybook.job where id = any (%s)", (list(jobs),)).fetchall())
     return [rows.get(job, "gone") for job in jobs]
+
+
+def enqueue_from(db: Connection, query: str | None, **more: Any) -> tuple[int, int]:
+    """Enqueue jobs from a query, by default of task t to queue q; return the numbers of rows and of new jobs."""
+    ((seen, created),) = call(
+        db, "enqueue_from", "seen, created", **{"query": query, "queue": "q", "task": "t", **more}
+    )
+    return seen, created
+
+
+def values(*keys: str) -> str:
+    """Return a query with these keys, in this order."""
+    rows = ", ".join(f"('{key}')" for key in keys)
+    return f"select key, jsonb_build_object('key', key) as args from (values {rows}) v(key)"  # noqa: S608
+
+
+def keys(db: Connection, where: LiteralString | str = "true") -> list[str | None]:
+    """Return the unique keys of these jobs, in the order of their enqueue."""
+    query = f"select unique_key from tallybook.job where {where} order by id"  # noqa: S608
+    return [row[0] for row in db.execute(query)]  # type: ignore[arg-type]

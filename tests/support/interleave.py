@@ -18,7 +18,8 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any, Concatenate, LiteralString, ParamSpec, Self, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Concatenate, LiteralString, ParamSpec, TypeAlias
 from uuid import UUID, uuid4
 
 import psycopg
@@ -37,10 +38,6 @@ select pid from pg_stat_activity
 
 class StepFailed(AssertionError):
     """A step raised an error. The text has the schedule, so that you can run it alone."""
-
-    def __init__(self, schedule: Schedule, session: int, step: int, error: BaseException) -> None:
-        super().__init__(f"schedule {schedule}: step {step} of session {session}: {type(error).__name__}: {error}")
-        self.schedule, self.session, self.step, self.error = schedule, session, step, error
 
 
 def interleavings(lengths: Sequence[int]) -> Iterator[Schedule]:
@@ -128,7 +125,9 @@ def play(
 
     async def play_all() -> tuple[list[str], int]:
         found, played = [], 0
-        async with Interleaver(dsn, len(sessions)) as runner, await connect(dsn) as conn:
+        async with AsyncExitStack() as stack:
+            conn, watcher, *theirs = [await stack.enter_async_context(await connect(dsn)) for _ in (0, 0, *sessions)]
+            runner = Interleaver(theirs, watcher)
             for number, schedule in enumerate(schedules):
                 scene = await begin(conn, f"q{number}")
                 try:
@@ -144,28 +143,12 @@ def play(
     return asyncio.run(play_all())
 
 
+@dataclass
 class Interleaver:
     """Connections reused for all schedules, and one that watches for lock waits."""
 
-    def __init__(self, dsn: str, sessions: int) -> None:
-        self._dsn = dsn
-        self._count = sessions
-        self._stack = AsyncExitStack()
-        self.sessions: list[Connection] = []
-        self.skipped = 0
-
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            for _ in range(self._count + 1):
-                conn = await connect(self._dsn)
-                stack.push_async_callback(conn.close)
-                self.sessions.append(conn)
-            self._watcher = self.sessions.pop()
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+    sessions: list[Connection]
+    watcher: Connection
 
     async def run(self, schedule: Schedule, sessions: Sequence[Sequence[Step]], scene: Any) -> bool:
         """Run one schedule; return False if it cannot happen. Raises StepFailed. No transaction stays open."""
@@ -174,7 +157,6 @@ class Interleaver:
         try:
             for session in schedule:
                 if session in pending:
-                    self.skipped += 1
                     return False
                 step = sessions[session][done[session]]
                 pending[session] = asyncio.create_task(self._play(self.sessions[session], step, scene))
@@ -200,7 +182,8 @@ class Interleaver:
                 if running.done():
                     del pending[session]
                     if error := running.exception():
-                        raise StepFailed(schedule, session, done[session], error)
+                        where = f"schedule {schedule}: step {done[session]} of session {session}"
+                        raise StepFailed(f"{where}: {type(error).__name__}: {error}")
             if not to_the_end and await self._all_wait(pending):
                 return
             if loop.time() > deadline:
@@ -210,12 +193,12 @@ class Interleaver:
         if not pending:
             return True
         pids = [self.sessions[session].info.backend_pid for session in pending]
-        waiting = await (await self._watcher.execute(_WAITS, [pids])).fetchall()
+        waiting = await (await self.watcher.execute(_WAITS, [pids])).fetchall()
         return len(waiting) == len(pids) and not any(step.done() for step in pending.values())
 
     async def _clean_up(self, pending: dict[int, asyncio.Task[object]]) -> None:
         for session, step in pending.items():
-            await self._watcher.execute("select pg_cancel_backend(%s)", [self.sessions[session].info.backend_pid])
+            await self.watcher.execute("select pg_cancel_backend(%s)", [self.sessions[session].info.backend_pid])
             with suppress(psycopg.Error):
                 await step
         for conn in self.sessions:

@@ -1,12 +1,11 @@
 """The pages of the docs: their parts, and runs of their code."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from support.paths import ROOT
+from support.paths import ROOT, clean_environment
 
 FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -77,18 +76,11 @@ def project(folder: Path, page: str) -> list[str]:
     return written
 
 
-def python(folder: Path, dsn: str, *arguments: str, **environment: str) -> str:
+def python(folder: Path, dsn: str, *arguments: str, program: Path | str = sys.executable, **environment: str) -> str:
     """Run Python in this folder with TALLYBOOK_DSN, and return its output."""
-    ours = ("TALLYBOOK_", "PG", "PYTEST_", "OTEL_")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    env = {**clean_environment(), "TALLYBOOK_DSN": dsn, **environment}
     done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**clean, "TALLYBOOK_DSN": dsn, **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+        [program, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

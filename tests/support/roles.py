@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -30,8 +30,6 @@ class House:
         self.dsn = self.dsn_of(self.owner)
         self.db = self.connect(self.owner)
         migrate.migrate(self.db)
-
-    row = staticmethod(one)
 
     def login(self, name: str, *options: str) -> str:
         """Make a login without rights and return its name."""
@@ -62,8 +60,7 @@ class House:
 
     def close(self) -> None:
         self._stack.close()
-        listed = [*(self.prefix + kind for kind in roles.KINDS), *reversed(self.created)]
-        for name in listed:
+        for name in (*(self.prefix + kind for kind in roles.KINDS), *reversed(self.created)):
             if self.admin.execute("select from pg_roles where rolname = %s", [name]).fetchone():
                 self.admin.execute(sql.SQL("reassign owned by {} to current_user").format(sql.Identifier(name)))
                 self.admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
@@ -80,9 +77,5 @@ def refused(conn: Connection, *statements: str) -> None:
 @contextmanager
 def house(dsn: str, *, createrole: bool = True) -> Iterator[House]:
     """Yield a House in this empty database; drop all its roles at the end."""
-    with psycopg.connect(dsn, autocommit=True) as admin:
-        made = House(dsn, admin, createrole=createrole)
-        try:
-            yield made
-        finally:
-            made.close()
+    with psycopg.connect(dsn, autocommit=True) as admin, closing(House(dsn, admin, createrole=createrole)) as made:
+        yield made

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -76,13 +77,19 @@ def stuck() -> None:
 
 
 class WorkerProcess:
-    """One worker process."""
+    """One worker process, whose log can be read while it runs."""
 
     def __init__(self, dsn: str, name: str, options: dict[str, Any], module: str, **environment: str) -> None:
         self.name = name
         command = [sys.executable, "-m", module, dsn, json.dumps({**QUICK, "name": name, **options})]
         env = {**os.environ, "PYTHONPATH": PYTHONPATH, **environment}
-        self.process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  as long as the process
+        self.process = subprocess.Popen(command, env=env, stderr=self._log)
+
+    @property
+    def said(self) -> str:
+        """The log so far; `pread` leaves the position, which the process shares, where it is."""
+        return os.pread(self._log.fileno(), 1 << 24, 0).decode(errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""
@@ -96,9 +103,10 @@ class WorkerProcess:
             raise AssertionError(f"worker {self.name} did not end within {seconds:g} s") from None
 
     def kill(self) -> str:
-        """Kill the process and return its output."""
+        """Kill the process and return its log."""
         self.process.kill()
-        return self.process.communicate()[1]
+        self.process.wait()
+        return self.said
 
 
 class Workers:

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from support.waiting import wait_until
-from support.worker_process import WorkerProcess, read
+from support.worker_process import WorkerProcess, Workers, read
 from tallybook import App, Cancel, Complete, Constant, Context, Dead, Drop, Kill, Reject, Reschedule, Snooze
 from tallybook.errors import ConfigError
 
@@ -88,35 +87,23 @@ def naps(seconds: float) -> None:
 
 
 @app.task(process=True, retry=LATER)
-def segfault() -> None:
-    ctypes.string_at(0)
-
-
-@app.task(process=True, retry=LATER)
-def exits(code: int) -> None:
-    os._exit(code)
-
-
-@app.task(process=True, retry=LATER)
-def killed() -> None:
-    """Die by SIGKILL, as when the kernel runs out of memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@app.task(process=True, retry=LATER)
-def closes_everything() -> None:
-    """Close the socket to the worker, so that the handler's end cannot be received."""
-    os.closerange(3, 256)
-
-
-@app.task(process=True, retry=LATER)
-def leaves_a_heir(path: str = "/dev/null") -> None:
-    """Leave a child that keeps the socket open, and die."""
-    if (heir := os.fork()) == 0:
-        time.sleep(30)
-        os._exit(0)
-    Path(path).write_text(str(heir))
-    os._exit(7)
+def dies(how: str, path: str = "/dev/null") -> None:
+    """End the process in this way, or with this exit code."""
+    match how:
+        case "segfault":
+            ctypes.string_at(0)
+        case "killed":  # as when the kernel runs out of memory
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "without its socket":  # the handler's end cannot be received
+            os.closerange(3, 256)
+        case "with an heir":  # a child that keeps the socket open
+            if (heir := os.fork()) == 0:
+                time.sleep(30)
+                os._exit(0)
+            Path(path).write_text(str(heir))
+            os._exit(7)
+        case _:
+            os._exit(int(how))
 
 
 @app.task(process=True, retry=LATER, memory="512 MB")
@@ -333,40 +320,11 @@ async def stays() -> None:
     await asyncio.sleep(4)
 
 
-class ZooWorker(WorkerProcess):
-    """A worker process that runs the zoo and is not restarted; its log can be read while it runs."""
-
-    def __init__(self, dsn: str, env: dict[str, str] | None = None, **options: Any) -> None:
-        super().__init__(dsn, "zoo", options, "support.zoo", **(env or {}))
-        self.lines: list[str] = []
-        self._reading = threading.Thread(target=self._read, daemon=True)
-        self._reading.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        self.lines.extend(iter(self.process.stderr.readline, ""))
-
-    @property
-    def said(self) -> str:
-        """The worker's log."""
-        return "".join(self.lines)
-
-    def kill(self) -> str:
-        """Kill the process and return its log."""
-        self.process.kill()
-        self.process.wait()
-        self._reading.join(5)
-        return self.said
-
-
 @contextmanager
-def zoo(dsn: str, **options: Any) -> Iterator[ZooWorker]:
-    """Run one such worker for the block."""
-    worker = ZooWorker(dsn, **options)
-    try:
-        yield worker
-    finally:
-        sys.stderr.write(f"--- worker\n{worker.kill()[-4000:]}\n")
+def zoo(dsn: str, **options: Any) -> Iterator[WorkerProcess]:
+    """Run one worker of the zoo for the block."""
+    with Workers(dsn, module="support.zoo") as workers:
+        yield workers.start(wait=False, **options)
 
 
 def number_in(path: Path) -> int:

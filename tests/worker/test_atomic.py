@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, LiteralString
 
@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from support.atomic_kinds import KINDS, TABLE, Then, psycopg_async, psycopg_plain
+from support.atomic_kinds import KINDS, TABLE, Kind, Then, psycopg_async, psycopg_plain
 from support.callers import django_alias
 from support.database import one
 from support.waiting import wait_until
 from support.workers import Jobs, eventually, working
-from tallybook import App, Cancel, Constant, Context, Dead, Snooze, Task
+from tallybook import App, Cancel, Constant, Context, Dead, Snooze
 from tallybook._db import transactions
 from tallybook.errors import ConfigError, NotSupported, SignatureError
 
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.servers
 SLOW_BEAT = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
 BEATEN = "select bool_and(seen_at > started_at) from tallybook.worker where ended_at is null"
 FOLLOWERS = "select count(*) from tallybook.job where task = 'follow' and state = 'available'"
-Declare = Callable[[App, Then], Task[[int], Any]]
 
 
 @pytest.fixture
@@ -35,9 +34,9 @@ def app(dsn: str, db: Any) -> App:
     return App("shop", dsn=dsn)
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
-def declare(request: pytest.FixtureRequest, dsn: str) -> Iterator[Declare]:
-    if request.param.__name__ != "django":
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def declare(request: pytest.FixtureRequest, dsn: str) -> Iterator[Kind]:
+    if request.param.name != "django":
         yield request.param
         return
     from django.db import connections
@@ -56,7 +55,7 @@ def effects(db: Any) -> list[tuple[int, int]]:
 
 
 async def test_writes_follow_up_jobs_and_the_end_commit_together(
-    app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare
+    app: App, dsn: str, db: Any, jobs: Jobs, declare: Kind
 ) -> None:
     """S5-03 P4: the handler's writes, the jobs that it enqueues and its end are one transaction, with every library."""
     seen: list[Any] = []
@@ -85,9 +84,7 @@ create constraint trigger ended after insert on effect deferrable initially defe
     assert (effects(db), one(db, FOLLOWERS)) == ([(ended.id, 1)], 1)
 
 
-async def test_an_error_rolls_all_of_it_back_and_counts(
-    app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare
-) -> None:
+async def test_an_error_rolls_all_of_it_back_and_counts(app: App, dsn: str, db: Any, jobs: Jobs, declare: Kind) -> None:
     """S5-04 S5-06: a failed attempt leaves only its failure, recorded separately; the next one has the only effect."""
     written: list[Any] = []
     locks = "select from pg_locks where relation = 'effect'::regclass and mode = 'RowExclusiveLock' and granted"
@@ -135,7 +132,7 @@ async def test_other_ends_commit_when_returned_and_roll_back_when_raised(
 
 @pytest.mark.slow
 @pytest.mark.direct("rescues by hand between two heartbeats")
-async def test_the_stale_workers_commit_is_refused(app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare) -> None:
+async def test_the_stale_workers_commit_is_refused(app: App, dsn: str, db: Any, jobs: Jobs, declare: Kind) -> None:
     """P4 P5 F8: an attempt that was given to another worker commits nothing; the other's effect is the only one."""
     work = declare(app, robbed(dsn))
     async with working(app, dsn, queues="default", **SLOW_BEAT) as worker:
@@ -429,7 +426,7 @@ async def test_the_handler_chooses_the_isolation_level(app: App, dsn: str, db: A
 
 
 @pytest.mark.direct("looks at the session that a worker keeps for its handlers")
-async def test_a_connection_is_kept_and_clean(app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare) -> None:
+async def test_a_connection_is_kept_and_clean(app: App, dsn: str, db: Any, jobs: Jobs, declare: Kind) -> None:
     """S5-03: the next job gets the same connection (except with Django), and no transaction is left open."""
     seen: list[set[int]] = []
     in_transaction: LiteralString = (  # in this database: other tests use the same server
@@ -446,14 +443,14 @@ async def test_a_connection_is_kept_and_clean(app: App, dsn: str, db: Any, jobs:
             await jobs.ends(work.enqueue_sync(db, n))
             await eventually(lambda: worker.book.free == {"default": 1}, "its slot is free")
     assert len(seen) == 3 and all(seen)
-    if declare.__name__ != "django":  # its own settings decide, and here it keeps none
+    if declare.name != "django":  # its own settings decide, and here it keeps none
         assert set.intersection(*seen), "one session in all three; a service's may be in one of them, for a moment"
     await eventually(lambda: db.execute(in_transaction).fetchall() == [], "no transaction is left open")
 
 
 @pytest.mark.direct("ends the session that a worker keeps for its handlers")
 async def test_a_connection_that_is_lost_costs_one_attempt(
-    app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare
+    app: App, dsn: str, db: Any, jobs: Jobs, declare: Kind
 ) -> None:
     """S5-03: with every library, a session that ends before the commit fails this attempt only, not those after it."""
     lost: list[int] = []

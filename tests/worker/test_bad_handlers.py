@@ -17,8 +17,8 @@ import pytest
 from support import zoo
 from support.broken import without
 from support.waiting import wait_until
+from support.worker_process import WorkerProcess
 from support.workers import Jobs, working
-from support.zoo import ZooWorker
 from tallybook import App, Context, JobInfo
 from tallybook._worker.life.supervisor import WORN_OUT
 
@@ -34,7 +34,7 @@ class Restarter:
     """A supervisor, which restarts a worker that died; all of them are killed at the end of the block."""
 
     def __init__(self, dsn: str, env: dict[str, str] | None = None, **options: Any) -> None:
-        self._start = partial(ZooWorker, dsn, env, **options)
+        self._start = partial(WorkerProcess, dsn, "zoo", options, "support.zoo", **(env or {}))
         self.workers = [self._start()]
 
     def look(self) -> bool:
@@ -185,7 +185,7 @@ def test_a_worker_lives_with_all_of_them(dsn: str, db: Any, tmp_path: Path) -> N
         zoo.raises.job("SystemExit"),
         zoo.blocks.job(2.5),
     ]
-    crashing = [zoo.segfault.job(), zoo.exits.job(3), zoo.killed.job()]
+    crashing = [zoo.dies.job(how) for how in ("segfault", "3", "killed")]
     with zoo.zoo(dsn, abort_timeout=0.3, queues={"default": 15}) as worker:
         put = zoo.app.enqueue_many_sync(db, [*bad, *crashing, *[zoo.fine.job(n) for n in range(200)]])
         good = ended(db, *put[13:])

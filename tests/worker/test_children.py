@@ -151,12 +151,12 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_dropped(dsn: str, db:
 @pytest.mark.parametrize(
     ("call", "code", "how"),
     [
-        (zoo.segfault.job(), -signal.SIGSEGV, "was ended by SIGSEGV"),
-        (zoo.exits.job(0), 0, "ended with code 0"),
-        (zoo.exits.job(9), 9, "ended with code 9"),
-        (zoo.killed.job(), -signal.SIGKILL, "was ended by SIGKILL"),
-        (zoo.closes_everything.job(), 1, "ended with code 1"),
-        (zoo.leaves_a_heir.job(), 7, "ended with code 7"),
+        (zoo.dies.job("segfault"), -signal.SIGSEGV, "was ended by SIGSEGV"),
+        (zoo.dies.job("0"), 0, "ended with code 0"),
+        (zoo.dies.job("9"), 9, "ended with code 9"),
+        (zoo.dies.job("killed"), -signal.SIGKILL, "was ended by SIGKILL"),
+        (zoo.dies.job("without its socket"), 1, "ended with code 1"),
+        (zoo.dies.job("with an heir"), 7, "ended with code 7"),
     ],
 )
 @pytest.mark.slow
@@ -181,7 +181,7 @@ async def test_a_process_that_dies_is_a_crash_of_its_job_alone(
 async def test_a_process_that_dies_takes_along_what_it_started(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
     """When a job's process dies by itself, the programs that it started are killed."""
     async with working(zoo.app, dsn):
-        await jobs.becomes(zoo.leaves_a_heir.enqueue_sync(db, str(tmp_path / "heir")), "scheduled")
+        await jobs.becomes(zoo.dies.enqueue_sync(db, "with an heir", str(tmp_path / "heir")), "scheduled")
         await eventually(lambda: not is_alive(number_in(tmp_path / "heir")), "the heir is gone", seconds=10)
 
 
@@ -190,7 +190,7 @@ async def test_a_job_that_crashes_three_processes_is_dead(dsn: str, db: Any, job
     """P8 F24: a job that crashed three processes is dead with reason crashed; no failure is counted."""
     async with working(zoo.app, dsn):
         # Three processes start, with pauses between them.
-        (info,) = await jobs.ends(zoo.exits.enqueue_sync(db, 1), seconds=80)
+        (info,) = await jobs.ends(zoo.dies.enqueue_sync(db, "1"), seconds=80)
     assert (info.state, info.reason, info.crashes, info.failures, info.attempts) == ("dead", "crashed", 3, 0, 3)
     assert [error["type"] for error in info.errors or []] == ["ProcessDied"] * 3
 

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from support.clusters import streaming
 from support.database import one
-from support.standby import streaming
 from support.waiting import wait_until
 from support.worker_process import Workers, app, rest
 from support.workers import QUICK, Jobs, eventually, working

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.cli import Command
+from support.cli import Command, stopped
 from support.fleet import Fleet as Nodes
 from support.fleet_app import TABLES
-from support.stopped import stopped
 from support.waiting import wait_until
 from support.worker_process import PYTHONPATH
 from tallybook._embedded.account import server_account

@@ -386,7 +386,7 @@ def test_a_worker_waits_for_a_server_that_is_not_up(own_server: Server) -> None:
     own_server.kill()
     with Workers(dsn) as workers:
         worker = workers.start(wait=False)
-        assert any("waiting for it" in line for line in worker.process.stderr)
+        wait_until(lambda: "waiting for it" in worker.said, "it waits")
         own_server.start()
         workers.db = psycopg.connect(dsn, autocommit=True)
         assert ended(workers, job)[0].state == "completed"
@@ -399,7 +399,7 @@ def test_a_worker_that_waits_for_its_server_can_be_stopped(own_server: Server) -
     own_server.kill()
     with Workers(dsn) as workers:
         worker = workers.start(wait=False)
-        assert any("waiting for it" in line for line in worker.process.stderr)
+        wait_until(lambda: "waiting for it" in worker.said, "it waits")
         worker.signal(signal.SIGTERM)
         worker.ends()
 
