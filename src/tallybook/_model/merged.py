@@ -3,29 +3,28 @@
 import heapq
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from tallybook._model.job_info import JobLine
 from tallybook.errors import InvalidArgument
 
 END = "."
 """The position of a node whose list has ended."""
 
 
-class Row(Protocol):
-    """A job of a list."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def enqueued_at(self) -> datetime: ...
-
-    @property
-    def cursor(self) -> str: ...
-
-
 R = TypeVar("R")
-J = TypeVar("J", bound=Row)
+
+
+class Row(NamedTuple, Generic[R]):
+    """What another list shows, with the fields of a JobLine by which it is merged."""
+
+    id: int
+    enqueued_at: datetime
+    cursor: str
+    shown: R
+
+
+J = TypeVar("J", bound="JobLine | Row[Any]")
 Part = tuple[Sequence[R], str | None, datetime | None]
 """The result of one node: rows in its order, its next position, and the time up to which it has searched."""
 
