@@ -75,7 +75,7 @@ class Beside:
     look: Callable[[], Any]
 
 
-Steps: TypeAlias = "Generator[Call[Any] | Pause | Beside, Any, T]"
+Steps: TypeAlias = Generator[Call[Any] | Pause | Beside, Any, T]
 Made: TypeAlias = "Call[T] | Callable[[], Steps[T]]"
 """The implementation of a verb: one statement, or several steps."""
 
@@ -191,12 +191,12 @@ def run_sync(conn: Any, call: Call[T]) -> T:
 
 def do(conn: Any, made: Made[T]) -> Coroutine[Any, Any, T]:
     """The same, also for a verb of several steps."""
-    return run(conn, made) if isinstance(made, Call) else _drive(conn, made())
+    return run(conn, made) if isinstance(made, Call) else drive(made(), partial(_step, conn, sync=False))
 
 
 def do_sync(conn: Any, made: Made[T]) -> T:
     """The same on a synchronous connection."""
-    return run_sync(conn, made) if isinstance(made, Call) else done(_drive(conn, made(), sync=True))
+    return run_sync(conn, made) if isinstance(made, Call) else done(drive(made(), partial(_step, conn, sync=True)))
 
 
 def traced(tracing: Tracing | None, what: What, verb: Callable[[What], Call[T]], *, keeps: bool = False) -> Made[T]:
@@ -211,13 +211,13 @@ def _traced(tracing: Tracing, what: What, verb: Callable[[What], Call[T]], keeps
     return found
 
 
-async def _drive(conn: Any, steps: Steps[T], *, sync: bool = False) -> T:
-    """Run the steps; `sync`: without waiting, see both.py."""
+async def drive(steps: Steps[T], say: Callable[[Any], Any]) -> T:
+    """Run the steps, each with `say`, and return their result. If `say` does not wait, this does not; see both.py."""
     try:
         asked = next(steps)
         while True:
             try:
-                answer = await got(_step(conn, asked, sync=sync))
+                answer = await got(say(asked))
             except BaseException as error:
                 asked = steps.throw(error)
             else:
