@@ -1,4 +1,7 @@
-"""One list of jobs, merged from those of several nodes: by time, in pages, with a position in each node."""
+"""One list of jobs, merged from those of several nodes: by time, in pages, with a position in each node.
+
+Also the sum of two rows of numbers.
+"""
 
 import heapq
 from collections.abc import Mapping, Sequence
@@ -67,3 +70,9 @@ def merged(parts: Mapping[str, Part[J]], after: Mapping[str, str], most: int) ->
     left = any(place.get(name) != END for name in (*parts, *place))
     more = ",".join(f"{name}={at}" for name, at in sorted(place.items())) if left else None
     return shown, more, horizon if len(shown) < most else None
+
+
+def summed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a thing on two nodes: sums of numbers, and of other values the first that is not null."""
+    numbers = {name: value + other[name] for name, value in one.items() if isinstance(value, int)}
+    return {**one, **{name: other.get(name) for name, value in one.items() if value is None}, **numbers}
