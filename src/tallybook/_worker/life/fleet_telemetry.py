@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from tallybook._model.exposition import Shown, at_node, of_the_database, text
+from tallybook._model.exposition import Sample, Shown, of_nodes, of_the_database, text
 from tallybook._worker.life.telemetry import Database, ShownWorker, Telemetry, of_the_node, of_the_process
 from tallybook._worker.settings import WorkerSettings
 
@@ -36,16 +36,12 @@ class FleetTelemetry(Telemetry):
                 self._databases[name] = (dsn, Database(dsn, self._settings.name), Shown())
         asked = [self._databases[name] for name in nodes]
         numbers = await asyncio.gather(*(database.numbers() for _, database, _ in asked))
-        found = self._of_itself()
+        found: dict[str, dict[str, list[Sample]]] = {}
         for (name, (_, worker)), (_, _, shown), answer in zip(nodes.items(), asked, numbers, strict=True):
-            of_one = of_the_database(answer, shown) | {
-                "tallybook_worker_ready": [((), float(not _why_not(worker)))],
-                **(of_the_node(worker) if worker else {}),
-            }
-            for metric, samples in at_node(name, of_one).items():
-                found.setdefault(metric, []).extend(samples)
+            found[name] = of_the_database(answer, shown) | (of_the_node(worker) if worker else {})
+            found[name]["tallybook_worker_ready"] = [((), float(not _why_not(worker)))]
         first = next((worker for _, worker in nodes.values() if worker), None)
-        return text(found | (of_the_process(first) if first else {}))
+        return text(of_nodes(found) | self._of_itself() | (of_the_process(first) if first else {}))
 
     async def _close_databases(self) -> None:
         await super()._close_databases()

@@ -185,14 +185,14 @@ class Providers:
         flights, flight_key = self._flights, (asyncio.get_running_loop(), key, self._generation)
         flight = flights.get(flight_key)
         if flight is None:  # a hundred jobs that read at the same moment share one statement
-            flight = flights[flight_key] = asyncio.create_task(self._fly(key, make()))
+            flight = flights[flight_key] = asyncio.create_task(self._fly(key, make(), self._say))
             flight.add_done_callback(lambda done: (flights.pop(flight_key), done.cancelled() or done.exception()))
         found = await asyncio.shield(flight)
         return found and _own(found)
 
-    async def _fly(self, key: Hashable, made: Steps[Any]) -> Provider | None:
+    async def _fly(self, key: Hashable, made: Steps[Any], say: Callable[[Call[Any]], Any]) -> Provider | None:
         since, generation = self._clock(), self._generation
-        found: Provider | None = await drive(made, self._say)
+        found: Provider | None = await drive(made, say)
         self._keep(key, found, since, generation)
         return found
 
@@ -201,9 +201,7 @@ class Providers:
         kept = self._kept.get(key)
         if kept is not None and self._clock() < kept[0]:
             return kept[1] and _own(kept[1])
-        since, generation = self._clock(), self._generation
-        found: Provider | None = done(drive(make(), self._say_sync))
-        self._keep(key, found, since, generation)
+        found = done(self._fly(key, make(), self._say_sync))
         return found and _own(found)
 
     def _keep(self, key: Hashable, found: Provider | None, since: float, generation: int) -> None:
