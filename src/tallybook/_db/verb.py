@@ -102,11 +102,11 @@ class Verb(Coroutine[Any, Any, T_co], Generic[T_co]):
 
     def on(self, conn: AsyncConn | Source) -> Coroutine[Any, Any, T_co]:
         """Run it on this connection, inside its transaction. Raises ConnectionNotSupported for another object."""
-        return do(conn, self._take())
+        return run(conn, self._take())
 
     def sync(self, conn: SyncConn | Source | None = None) -> T_co:
         """Run it without an event loop: on this connection, inside its transaction, or on one of the app's own."""
-        return do_sync(self._app if conn is None else conn, self._take())
+        return run_sync(self._app if conn is None else conn, self._take())
 
     def _take(self) -> Made[T_co]:
         made, self._made = self._made, None
@@ -179,24 +179,18 @@ def on_jobs(
     return Verb(AtJobs(app, ids, verb), verb(ids))
 
 
-def run(conn: Any, call: Call[T]) -> Coroutine[Any, Any, T]:
-    """Return the result of `call` on the caller's connection, or on one of the app's own."""
-    return conn._run(call) if isinstance(conn, Source) else aio.run(conn, call)
+def run(conn: Any, made: Made[T]) -> Coroutine[Any, Any, T]:
+    """Return the result of a verb on the caller's connection, or on one of the app's own."""
+    if isinstance(made, Call):
+        return conn._run(made) if isinstance(conn, Source) else aio.run(conn, made)
+    return drive(made(), partial(_step, conn, sync=False))
 
 
-def run_sync(conn: Any, call: Call[T]) -> T:
+def run_sync(conn: Any, made: Made[T]) -> T:
     """The same on a synchronous connection."""
-    return conn._run_sync(call) if isinstance(conn, Source) else sync.run(conn, call)
-
-
-def do(conn: Any, made: Made[T]) -> Coroutine[Any, Any, T]:
-    """The same, also for a verb of several steps."""
-    return run(conn, made) if isinstance(made, Call) else drive(made(), partial(_step, conn, sync=False))
-
-
-def do_sync(conn: Any, made: Made[T]) -> T:
-    """The same on a synchronous connection."""
-    return run_sync(conn, made) if isinstance(made, Call) else done(drive(made(), partial(_step, conn, sync=True)))
+    if isinstance(made, Call):
+        return conn._run_sync(made) if isinstance(conn, Source) else sync.run(conn, made)
+    return done(drive(made(), partial(_step, conn, sync=True)))
 
 
 def traced(tracing: Tracing | None, what: What, verb: Callable[[What], Call[T]], *, keeps: bool = False) -> Made[T]:
