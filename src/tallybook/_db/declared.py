@@ -3,7 +3,7 @@
 CANCEL = Declared("cancel(job_id bigint, reason text) -> text")
 
 A program calls `CANCEL.call(str, job_id=42, reason=None)` and gets a pure value: `Call(verb, sql, params, row)`.
-sync.py and aio.py run it on the user's own connection, on every driver, with any settings. Therefore:
+sync.py runs it on the user's own connection, on every driver, with any settings. Therefore:
 
 - Every parameter is text or null, cast twice (`cast(cast(%(id)s as text) as bigint)`): the driver sends text, and the
   server parses it. This bypasses adapters and codecs that the user has registered for datetime, list or JSON. It also

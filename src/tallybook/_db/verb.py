@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
-from tallybook._db import aio, sync
+from tallybook._db import sync
 from tallybook._db.both import done, got
 from tallybook._db.declared import Call, T
 from tallybook._db.source import Source
@@ -182,7 +182,7 @@ def on_jobs(
 def run(conn: Any, made: Made[T]) -> Coroutine[Any, Any, T]:
     """Return the result of a verb on the caller's connection, or on one of the app's own."""
     if isinstance(made, Call):
-        return conn._run(made) if isinstance(conn, Source) else aio.run(conn, made)
+        return conn._run(made) if isinstance(conn, Source) else sync.run_on(conn, made, sync=False)
     return drive(made(), partial(_step, conn, sync=False))
 
 
