@@ -11,7 +11,9 @@ import pytest
 from support.workers import SLEEPY, eventually, working
 from tallybook import App, Context, Secret
 from tallybook._db import sync
+from tallybook._db.both import done
 from tallybook._db.declared import Call
+from tallybook._db.verb import drive
 from tallybook._model.keyring import new_key
 from tallybook.extra.providers import Providers, steps
 from tallybook.extra.providers.steps import KeySource
@@ -164,7 +166,7 @@ async def test_a_rotation_does_not_overwrite_what_is_set_meanwhile(
     else:
         db.execute("update tallybook.provider_secret set key_id = %s, nonce = %s::bytea, ciphertext = %s::bytea",
                    [write.params[name] for name in ("key_id", "nonce", "ciphertext")])  # fmt: skip
-    steps.drive_sync(steps.rotate(KeySource()), partial(sync.run, db))
+    done(drive(steps.rotate(KeySource()), partial(sync.run, db)))
     app.providers.forget()
     assert (await app.providers.get("acme")).secrets["key0"].reveal() == value
 

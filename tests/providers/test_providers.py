@@ -199,7 +199,7 @@ async def test_a_change_while_it_is_read_is_not_kept(app: App) -> None:
 
     providers = Providers(app)
     await providers.set("acme", kind="one")
-    reading = providers._fly(("get", "acme"), _then(providers._generation, providers))
+    reading = providers._fly(("get", "acme"), _then(providers._generation, providers), providers._say)
     await reading
     assert not providers._kept
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 from tallybook._app import declaring
 from tallybook._db import calls
 from tallybook._db.declared import Call
-from tallybook._db.verb import AsyncConn, SyncConn, Verb, do, do_sync, on_job, traced
+from tallybook._db.verb import AsyncConn, SyncConn, Verb, on_job, run, run_sync, traced
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.durations import parse_duration
 from tallybook._model.job import Job, JobCall, checked_reason, job_id, with_follow_up
@@ -493,14 +493,14 @@ class App(Owner):
             report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
         """
         listed = with_follow_up(jobs, then)
-        return await do(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
+        return await run(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
 
     def enqueue_many_sync(
         self, conn: SyncConn | App, jobs: Iterable[JobCall], *, then: JobCall | None = None
     ) -> list[Job]:
         """Enqueue many jobs; `enqueue_many` without an event loop."""
         listed = with_follow_up(jobs, then)
-        return do_sync(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
+        return run_sync(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
 
     def _putting(self, job: JobCall) -> Call[Job]:
         return calls.put(job, self._takes_failed)

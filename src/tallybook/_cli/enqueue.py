@@ -17,7 +17,7 @@ from tallybook._db import calls
 from tallybook._db.driver import InsufficientPrivilege
 from tallybook._model.job import JobCall
 from tallybook._model.options import Options, check_name
-from tallybook._model.payload import encode
+from tallybook._model.payload import encode, parse
 
 
 def instant(value: str) -> datetime:
@@ -76,7 +76,7 @@ def args_text(args: str, task: str) -> str:
     """Return ARGS_JSON as it is stored; "-" reads stdin. Raises Problem for invalid args."""
     text = sys.stdin.read() if args == "-" else args
     try:
-        found = json.loads(text, parse_constant=_no_number, object_pairs_hook=_no_twins)
+        found = parse(text)
     except json.JSONDecodeError as error:
         raise _bad_json(text, error) from None
     except (ValueError, RecursionError) as error:
@@ -93,18 +93,6 @@ _EXAMPLE = """Args go by parameter name: '{"user_id": 42}'"""
 
 def _wrong(message: str, hint: str = _EXAMPLE) -> Problem:
     return Problem(message, hint=hint, exit_code=2)
-
-
-def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is not a JSON number")
-
-
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    for name in names if len(set(names)) < len(names) else ():
-        if names.count(name) > 1:
-            raise ValueError(f"{name!r} is a duplicate key")
-    return dict(pairs)
 
 
 def _bad_json(text: str, error: json.JSONDecodeError) -> Problem:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -24,7 +24,7 @@ from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
 from tallybook._db.node_source import unknown
 from tallybook._db.stored import loads
 from tallybook._model.job_info import Cancelled, JobInfo, TraceEvent
-from tallybook._model.merged import Part, goes_on, merged, places
+from tallybook._model.merged import Part, Row, goes_on, merged, places
 from tallybook.errors import InvalidArgument, TallybookError
 
 MANY = 2**31 - 1
@@ -70,15 +70,6 @@ def when(value: str) -> datetime:
             raise ValueError(f"{error}, or '2 hours' for two hours ago") from None
 
 
-class _Row(NamedTuple):
-    id: int
-    cursor: str
-    enqueued_at: datetime
-    looked_to: datetime
-    text: str
-    """The job's JSON, as the server writes it."""
-
-
 @command("list", of=job, json=True, nodes=True, reads=True)
 @click.option("--queue", type=text, help="Only this queue.")
 @click.option("--task", type=text, help="Only this task.")
@@ -97,10 +88,10 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
     if db.nodes:
         at = places(after)
         pairs, more, looked_to = merged(dict(gathered(db, lambda one: _read_on(one, which, at, limit))), at, limit)
-        names, rows = [name for name, _ in pairs], [row.text for _, row in pairs]
+        names, rows = [name for name, _ in pairs], [row.shown for _, row in pairs]
     else:
         found, more, looked_to = _read(db, which, after, limit)
-        rows = [row.text for row in found]
+        rows = [row.shown for row in found]
     empty = ("no such jobs" if chosen or after else "no jobs") + ("" if more is None else " so far")
     print_rows(_LISTED, rows, empty=empty, nodes=names, as_json=as_json)
     if more is None:
@@ -111,15 +102,16 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
         click.echo(f"searched back to {local(looked_to)}; --after {more} continues", err=True)
 
 
-def _read_on(db: Db, which: JobFilter, at: Mapping[str, str], limit: int) -> Part[_Row]:
+def _read_on(db: Db, which: JobFilter, at: Mapping[str, str], limit: int) -> Part[Row[str]]:
     name = db.node or ""
     return _read(db, which, at.get(name), limit) if goes_on(at, name) else ([], None, None)
 
 
-def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[_Row]:
+def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[Row[str]]:
     """Return the jobs, the cursor of the next page if there may be one, and the time back to which it has searched."""
     found, last = db.paged(_LIST, lambda after, most: which.params(after, most, _LOOKED), after, limit, MOST)
-    return [_Row(*row) for row in found], *((last[1], last[3]) if last else (None, None))
+    rows = [Row(job, at, cursor, text) for job, cursor, at, _, text in found]
+    return rows, *((last[1], last[3]) if last else (None, None))
 
 
 def _note(row: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from tallybook._cli.text import clean
 from tallybook._db.driver import Connection, Error
 from tallybook._db.nodes import Answer, Node, asked
 from tallybook._db.stored import loads
+from tallybook._model import merged
 from tallybook.errors import TallybookError
 
 T = TypeVar("T")
@@ -79,20 +80,14 @@ def newest(time: str, number: str) -> Merge:
     return merge
 
 
-def summed(name: str, *numbers: str, latest: Sequence[str] = ()) -> Merge:
-    """Merge to one row per name: add the numbers, keep the first value of each of `latest`, and list the nodes."""
-
-    def merge(found: Found, _: Mapping[str, Any]) -> Found:
-        rows: dict[str, tuple[list[str], dict[str, Any]]] = {}
-        for node, text in found:
-            row = loads(text)
-            on, sums = rows.setdefault(row[name], ([], dict.fromkeys(row)))
-            on.append(node)
-            sums |= {key: row[key] for key in (name, *latest) if sums[key] is None}
-            sums |= {key: (sums[key] or 0) + row[key] for key in numbers}
-        return [(", ".join(on), sums) for _, (on, sums) in sorted(rows.items())]
-
-    return merge
+def summed(found: Found, _: Mapping[str, Any]) -> Found:
+    """Merge to one row per name, with the sums, and list the nodes."""
+    rows: dict[str, tuple[str, dict[str, Any]]] = {}
+    for node, text in found:
+        row = loads(text)
+        on, sums = rows.get(row["name"], ("", None))
+        rows[row["name"]] = (node, row) if sums is None else (f"{on}, {node}", merged.summed(sums, row))
+    return [pair for _, pair in sorted(rows.items())]
 
 
 def each(db: Db, fn: Callable[[Db], str | None], *, as_json: bool = False) -> str | None:

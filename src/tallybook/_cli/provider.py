@@ -14,12 +14,14 @@ from tallybook._cli.over_nodes import each
 from tallybook._cli.secret_input import nothing_else, one_secret, several
 from tallybook._cli.text import Columns, clean, local
 from tallybook._db import providers as calls
+from tallybook._db.both import done
 from tallybook._db.providers import Listed
+from tallybook._db.verb import Steps, drive
 from tallybook._model.keyring import new_key
 from tallybook._model.options import check_name
 from tallybook.errors import UnknownProvider
 from tallybook.extra.providers import steps
-from tallybook.extra.providers.steps import KeySource, Steps, Tested
+from tallybook.extra.providers.steps import KeySource, Tested
 
 T = TypeVar("T")
 Texts = tuple[str, ...]
@@ -208,7 +210,7 @@ def _one(db: Db, name: str) -> Listed:
 
 
 def _do(db: Db, made: Steps[T]) -> T:
-    return steps.drive_sync(made, db.run)
+    return done(drive(made, db.run))
 
 
 @provider.group()

@@ -26,15 +26,15 @@ select json_build_object(
 queue = click.Group("queue", help="List, change, pause, truncate and drop queues.")
 
 
-_COUNTED = ("available", "running", "scheduled", "retrying", "dead", "unserved", "workers")
 _COLUMNS: Columns = {
-    "queue": "name", **{name: name for name in _COUNTED},
+    "queue": "name", "available": "available", "running": "running", "scheduled": "scheduled", "retrying": "retrying",
+    "dead": "dead", "unserved": "unserved", "workers": "workers",
     "paused": lambda row: f"since {local(row['paused_at'])} by {row['paused_by']}" if row["paused_at"] else "",
 }  # fmt: skip
 _EMPTY = "no queues: a queue is created by its first job, or by a worker that serves it"
 
 
-@listing(_COLUMNS, of=queue, empty=_EMPTY, merge=summed("name", *_COUNTED, latest=("paused_at", "paused_by")))
+@listing(_COLUMNS, of=queue, empty=_EMPTY, merge=summed)
 def list_(db: Db) -> list[str]:
     """List the queues with their jobs by state."""
     return db.texts(_LIST)

@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Literal, cast
 
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.texts import records
 from tallybook._model.maintenance import AuditRow
 from tallybook._model.options import text_problem, whole
@@ -14,7 +13,8 @@ from tallybook.errors import ConfigError
 Taken = Literal["fresh", "used", "late", "early"]
 
 _ADD = Declared("audit_add(actor text, via text, action text, target jsonb, done jsonb) -> bigint")
-_NONCE = Declared("nonce_take(key text, nonce text, signed_at timestamptz) -> text")
+nonce_take = Simple("nonce_take(key text, nonce text, signed_at timestamptz) -> text", lambda said: cast(Taken, said))
+"""Checks whether a signed request may be served; "fresh" uses its nonce up, with the transaction."""
 
 # Each filter has its own form of the statement, so that each can use its index.
 _AUDITS = """\
@@ -57,9 +57,3 @@ def audits(*, actor: str | None, action: str | None, before: int | None, max_row
     }
     sql = _OF_ACTOR if actor is not None else _OF_ACTION if action is not None else _AUDITS
     return Call("audits", sql, params, records(AuditRow))
-
-
-def nonce_take(key: str, nonce: str, signed_at: datetime) -> Call[Taken]:
-    """Check whether a signed request may be served; "fresh" uses its nonce up, with the transaction."""
-    at = signed_at.astimezone(UTC).isoformat()
-    return _NONCE.call(lambda found: cast(Taken, found), key=key, nonce=nonce, signed_at=at)

@@ -16,14 +16,15 @@ counts = Simple("""
   -> rows (queue task text,
            scheduled retrying waiting available running dead completed failed snoozed cancelled lost moved died bigint)
      order by r.queue, r.task""", records(Counts))  # fmt: skip
-_THROUGHPUT = Declared("""
+throughput = Simple("""
   throughput(span interval)
   -> rows (queue task text, since timestamptz, came completed failed died cancelled bigint,
-           came_per_s completed_per_s failed_per_s float8) order by r.queue, r.task""")
-_TIMINGS = Declared("""
+           came_per_s completed_per_s failed_per_s float8)
+     order by r.queue, r.task""", records(Throughput))  # fmt: skip
+timings = Simple("""
   timings(span interval)
   -> rows (queue task text, jobs bigint, waited_p50 waited_p95 waited_p99 took_p50 took_p95 took_p99 float8)
-     order by r.queue, r.task""")
+     order by r.queue, r.task""", records(Timings))  # fmt: skip
 _SINCE = "coalesce({since}, clock_timestamp() - {ago:interval})"
 _LEVELS = Declared("""
   levels(step interval, since timestamptz, queue text)
@@ -45,14 +46,6 @@ _EVENT_SERIES = Declared("""
   event_series(name text, step interval, since timestamptz)
   -> rows (begins timestamptz, n bigint) order by r.begins""", since=_SINCE)  # fmt: skip
 _KEEP = Declared("series_keep(step int, keep interval) -> boolean")
-
-
-def throughput(span: timedelta | str) -> Call[list[Throughput]]:
-    return _THROUGHPUT.call(records(Throughput), span=duration("span", span))
-
-
-def timings(span: timedelta | str) -> Call[list[Timings]]:
-    return _TIMINGS.call(records(Timings), span=duration("span", span))
 
 
 def levels(step: timedelta | str, since: Since | None, queue: str | None) -> Call[list[Level]]:

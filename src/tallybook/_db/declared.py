@@ -3,7 +3,7 @@
 CANCEL = Declared("cancel(job_id bigint, reason text) -> text")
 
 A program calls `CANCEL.call(str, job_id=42, reason=None)` and gets a pure value: `Call(verb, sql, params, row)`.
-sync.py and aio.py run it on the user's own connection, on every driver, with any settings. Therefore:
+sync.py runs it on the user's own connection, on every driver, with any settings. Therefore:
 
 - Every parameter is text or null, cast twice (`cast(cast(%(id)s as text) as bigint)`): the driver sends text, and the
   server parses it. This bypasses adapters and codecs that the user has registered for datetime, list or JSON. It also
@@ -25,17 +25,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from tallybook._db.texts import text_array
+from tallybook._db.texts import duration, text_array
 from tallybook._model.durations import format_duration
-from tallybook._model.options import check_name
+from tallybook._model.options import check_instant, check_name
 from tallybook.errors import TallybookError, UnknownJob
 
 T = TypeVar("T")
-Value: TypeAlias = "str | int | bytes | timedelta | Sequence[str | None] | None"
+Value: TypeAlias = "str | int | bytes | timedelta | datetime | Sequence[str | None] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,10 @@ class Declared:
 
 
 class Simple(Declared, Generic[T]):
-    """A verb that passes its values on unchanged: `cancel(42, None)` is its Call, with the values in order.
+    """A verb that passes its values on: `cancel(42, None)` is its Call, with the values in order.
 
-    `row` is as in Call. `names` has the parameters that are names: the option in an error, and the most characters.
+    Durations are timedeltas or text, and instants aware; others raise ConfigError. `row` is as in Call. `names` has the
+    parameters that are names: the option in an error, and the most characters.
     """
 
     def __init__(
@@ -170,9 +171,15 @@ class Simple(Declared, Generic[T]):
         self._row, self._names = row, names
 
     def __call__(self, *values: Value) -> Call[T]:
-        given = dict(zip(self.nulls, values, strict=True))
+        given: dict[str, Any] = dict(zip(self.nulls, values, strict=True))
         for param, (option, longest) in self._names.items():
             check_name(option, given[param], longest)
+        for param, value in given.items():
+            if self.params.get(param) == "interval":
+                given[param] = duration(param, value)
+            elif self.params.get(param) == "timestamptz":
+                check_instant(param, value)
+                given[param] = value.astimezone(UTC).isoformat()
         return self.call(self._row, **given)
 
 

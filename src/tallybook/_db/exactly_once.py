@@ -86,7 +86,7 @@ async def run(
 ) -> T:
     """Return the result of `call`, run once; `sync`: without waiting, see both.py.
 
-    Raises QueueUnavailable, CommitUnknown; otherwise as aio.run.
+    Raises QueueUnavailable, CommitUnknown; otherwise as sync.run_on.
     """
     saying = _Saying(call, server)
     while True:

@@ -42,16 +42,10 @@ def _lists_elsewhere(app: Source) -> bool:
 
 
 class _Led(Source):
-    """A source of other sources: `_led` runs the call on them; `sync`: without waiting, see both.py."""
-
-    async def _led(self, call: Call[T], *, sync: bool) -> T:
-        raise NotImplementedError
-
-    async def _run(self, call: Call[T]) -> T:
-        return await self._led(call, sync=False)
+    """A source of other sources, on which its `_once` runs the call."""
 
     def _run_sync(self, call: Call[T]) -> T:
-        return done(self._led(call, sync=True))
+        return done(self._once(call, sync=True))
 
 
 async def _on(source: Source, call: Call[T], *, sync: bool) -> T:
@@ -69,7 +63,7 @@ class AtHome(_Led):
         super().__init__(app.name, app.dsn)
         self._app = app
 
-    async def _led(self, call: Call[Any], *, sync: bool) -> Any:
+    async def _once(self, call: Call[Any], *, sync: bool) -> Any:
         home = listing(self._app)
         if os.environ.get(VARIABLE):
             home = At(self.name, written("")[0].dsn)
@@ -89,7 +83,7 @@ class AtJob(_Led):
         super().__init__(app.name, app.dsn)
         self._at, self._job_id, self._looked, self._no_job = app, job_id, False, no_job
 
-    async def _led(self, call: Call[Any], *, sync: bool) -> Any:
+    async def _once(self, call: Call[Any], *, sync: bool) -> Any:
         try:
             found = await _on(self._at, call, sync=sync)
         except UnknownJob:
@@ -130,7 +124,7 @@ class AtJobs(_Led):
         super().__init__(app.name, app.dsn)
         self._app, self._ids, self._verb = app, ids, verb
 
-    async def _led(self, call: Call[Any], *, sync: bool) -> Any:
+    async def _once(self, call: Call[Any], *, sync: bool) -> Any:
         nowhere: list[JobDone] = []
         try:
             done = await _on(self._app, call, sync=sync)

@@ -83,6 +83,10 @@ class Answer(Generic[T]):
     value: T | None
     error: str | None = None
 
+    @property
+    def name(self) -> str:
+        return self.node.name
+
 
 def nodes(dsn: str, which: str = "all") -> tuple[Node, ...]:
     """Return the nodes of the app with its database at `dsn`: all that are not gone, or some, like "north,south".

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from tallybook._db import texts
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import at, records
@@ -69,7 +68,10 @@ def concurrency(name: str | None = None) -> Call[list[ConcurrencyInfo]]:
 
 
 _SET_BREAKER = Declared("breaker_set(name text, failures int, per interval, open_for interval) -> text")
-_OPEN_BREAKER = Declared("breaker_open(name text, duration interval) -> timestamptz")
+open_breaker = Simple(
+    "breaker_open(name text, duration interval) -> timestamptz", lambda text: at(loads(text)),
+    names={"name": ("name", 200)},
+)  # fmt: skip
 drop_breaker = Simple("breaker_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
 close_breaker = Simple("breaker_close(name text) -> boolean", bool, names={"name": ("name", 200)})
 _BREAKERS = """\
@@ -85,12 +87,6 @@ def set_breaker(rule: BreakerRule) -> Call[str]:
 def _breaker(rule: BreakerRule) -> dict[str, str]:
     per, open_for = format_duration(rule.per), format_duration(rule.open_for)
     return {"name": rule.name, "failures": str(rule.failures), "per": per, "open_for": open_for}
-
-
-def open_breaker(name: str, duration: timedelta | str | None) -> Call[datetime]:
-    check_name("name", name, 200)
-    length = texts.duration("duration", duration)
-    return _OPEN_BREAKER.call(lambda text: at(loads(text)), name=name, duration=length)
 
 
 breakers = Call("breakers", _BREAKERS, {}, records(BreakerInfo))

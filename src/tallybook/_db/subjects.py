@@ -1,7 +1,6 @@
 """The verbs over subjects for producers, as pure values."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
 
@@ -9,7 +8,7 @@ from tallybook._db.calls import RUN_AT, common
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import checked, record, some_of, text_array
-from tallybook._model.options import Options, check_instant, whole
+from tallybook._model.options import Options, whole
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
 
 _JOB = "priority int, max_attempts int, headers jsonb, options jsonb"
@@ -23,7 +22,7 @@ queue text, task text, subjects text[], args text[], run_ats timestamptz[], prio
 max_attempts int, headers text[]"""
 _PUSH_MANY = Declared(f"subject_push_many({_PLURALS}) -> rows (subject text, job_id bigint, {_MOVED})")
 _UPSERT_MANY = Declared(f"subject_upsert_many({_PLURALS}) -> rows (subject text, job_id bigint, {_MOVED})")
-_MOVE = Declared("subject_move(task text, subject text, run_at timestamptz, queue text) -> text")
+move = Simple("subject_move(task text, subject text, run_at timestamptz, queue text) -> text", str)
 forget = Simple("subject_forget(task text, subject text, queue text) -> text", str)
 """Without a queue: of any queue that has the name."""
 LISTED = Declared("""
@@ -96,11 +95,6 @@ def _many(verb: Declared) -> str:
 def get(task: str, name: str, queue: str | None) -> Call[SubjectInfo | None]:
     """Return the subject that a push into this queue would affect; None: of any queue that has the name."""
     return Call("subject", _GET, {"task": task, "subject": name, "queue": queue}, _info)
-
-
-def move(task: str, name: str, run_at: datetime, queue: str | None) -> Call[str]:
-    check_instant("run_at", run_at)
-    return _MOVE.call(str, task=task, subject=name, run_at=run_at.astimezone(UTC).isoformat(), queue=queue)
 
 
 def listed(**which: Any) -> Call[SubjectPage]:

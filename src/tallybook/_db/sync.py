@@ -1,4 +1,4 @@
-"""Run a Call on the caller's own connection, inside the caller's transaction: a synchronous one here, others by aio.py.
+"""Run a Call on the caller's own connection, inside the caller's transaction.
 
 Nothing is committed, rolled back or set here. A refusal by the server in Tallybook's terms becomes an error of
 Tallybook. Every other error passes as the driver raised it, because it is about the caller's transaction.
@@ -15,12 +15,15 @@ from tallybook._db.kinds import kind_of, refusal, refused
 
 
 def run(conn: Any, call: Call[T]) -> T:
-    """Return the result of `call` on `conn`. Raises ConnectionNotSupported for an object that is no such connection."""
+    """Return the result of `call` on `conn`, a synchronous connection."""
     return done(run_on(conn, call, sync=True))
 
 
 async def run_on(conn: Any, call: Call[T], *, sync: bool) -> T:
-    """Return the result of `call` on `conn`; `sync`: without waiting, see both.py."""
+    """Return the result of `call` on `conn`; `sync`: without waiting, see both.py.
+
+    Raises ConnectionNotSupported for an object that is no such connection.
+    """
     kind = kind_of(conn)
     fetch = None if kind.startswith("async ") == sync else _FETCH.get(kind.removeprefix("async "))
     if fetch is None:

@@ -16,6 +16,7 @@ from tallybook._db.declared import Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import at
 from tallybook._model.counting import Throughput
+from tallybook._model.merged import summed
 
 _LIMITS = """\
 select set_config('statement_timeout', '5s', true), set_config('lock_timeout', '1s', true),
@@ -149,7 +150,7 @@ def merged(readings: Mapping[str, Reading]) -> Reading:
     of_workers: dict[int, int] = {}
     for place, (node, one) in enumerate(readings.items()):
         for name, row in one.queues.items():
-            queues[name] = _added(queues[name], row) if name in queues else row | {"node": node}
+            queues[name] = _summed(queues[name], row) if name in queues else row | {"node": node}
         workers += [
             row | {"id": row["id"] + (place << 40), "name": f"{node}/{row['name']}", "node": node}
             for row in one.workers
@@ -171,11 +172,9 @@ def merged(readings: Mapping[str, Reading]) -> Reading:
     )
 
 
-def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Merge a queue on two nodes: the older of the oldest jobs, and paused if it is paused on either."""
-    oldest = min(filter(None, (one["oldest"], other["oldest"])), key=at, default=None)
-    numbers = {key: value + other[key] for key, value in one.items() if isinstance(value, int)}
-    return one | numbers | {"oldest": oldest, "paused_at": one["paused_at"] or other["paused_at"]}
+def _summed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Merge a queue on two nodes, with the older of the oldest jobs."""
+    return summed(one, other) | {"oldest": min(filter(None, (one["oldest"], other["oldest"])), key=at, default=None)}
 
 
 def added(rates: Sequence[Rates]) -> Rates:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
-from tallybook._db import aio, sync
+from tallybook._db import sync
 from tallybook._db.both import done, got
 from tallybook._db.declared import Call, T
 from tallybook._db.source import Source
@@ -75,7 +75,7 @@ class Beside:
     look: Callable[[], Any]
 
 
-Steps: TypeAlias = "Generator[Call[Any] | Pause | Beside, Any, T]"
+Steps: TypeAlias = Generator[Call[Any] | Pause | Beside, Any, T]
 Made: TypeAlias = "Call[T] | Callable[[], Steps[T]]"
 """The implementation of a verb: one statement, or several steps."""
 
@@ -102,11 +102,11 @@ class Verb(Coroutine[Any, Any, T_co], Generic[T_co]):
 
     def on(self, conn: AsyncConn | Source) -> Coroutine[Any, Any, T_co]:
         """Run it on this connection, inside its transaction. Raises ConnectionNotSupported for another object."""
-        return do(conn, self._take())
+        return run(conn, self._take())
 
     def sync(self, conn: SyncConn | Source | None = None) -> T_co:
         """Run it without an event loop: on this connection, inside its transaction, or on one of the app's own."""
-        return do_sync(self._app if conn is None else conn, self._take())
+        return run_sync(self._app if conn is None else conn, self._take())
 
     def _take(self) -> Made[T_co]:
         made, self._made = self._made, None
@@ -179,24 +179,18 @@ def on_jobs(
     return Verb(AtJobs(app, ids, verb), verb(ids))
 
 
-def run(conn: Any, call: Call[T]) -> Coroutine[Any, Any, T]:
-    """Return the result of `call` on the caller's connection, or on one of the app's own."""
-    return conn._run(call) if isinstance(conn, Source) else aio.run(conn, call)
+def run(conn: Any, made: Made[T]) -> Coroutine[Any, Any, T]:
+    """Return the result of a verb on the caller's connection, or on one of the app's own."""
+    if isinstance(made, Call):
+        return conn._run(made) if isinstance(conn, Source) else sync.run_on(conn, made, sync=False)
+    return drive(made(), partial(_step, conn, sync=False))
 
 
-def run_sync(conn: Any, call: Call[T]) -> T:
+def run_sync(conn: Any, made: Made[T]) -> T:
     """The same on a synchronous connection."""
-    return conn._run_sync(call) if isinstance(conn, Source) else sync.run(conn, call)
-
-
-def do(conn: Any, made: Made[T]) -> Coroutine[Any, Any, T]:
-    """The same, also for a verb of several steps."""
-    return run(conn, made) if isinstance(made, Call) else _drive(conn, made())
-
-
-def do_sync(conn: Any, made: Made[T]) -> T:
-    """The same on a synchronous connection."""
-    return run_sync(conn, made) if isinstance(made, Call) else done(_drive(conn, made(), sync=True))
+    if isinstance(made, Call):
+        return conn._run_sync(made) if isinstance(conn, Source) else sync.run(conn, made)
+    return done(drive(made(), partial(_step, conn, sync=True)))
 
 
 def traced(tracing: Tracing | None, what: What, verb: Callable[[What], Call[T]], *, keeps: bool = False) -> Made[T]:
@@ -211,13 +205,13 @@ def _traced(tracing: Tracing, what: What, verb: Callable[[What], Call[T]], keeps
     return found
 
 
-async def _drive(conn: Any, steps: Steps[T], *, sync: bool = False) -> T:
-    """Run the steps; `sync`: without waiting, see both.py."""
+async def drive(steps: Steps[T], say: Callable[[Any], Any]) -> T:
+    """Run the steps, each with `say`, and return their result. If `say` does not wait, this does not; see both.py."""
     try:
         asked = next(steps)
         while True:
             try:
-                answer = await got(_step(conn, asked, sync=sync))
+                answer = await got(say(asked))
             except BaseException as error:
                 asked = steps.throw(error)
             else:

@@ -118,9 +118,13 @@ def of_the_database(numbers: Numbers | None, shown: Shown) -> dict[str, list[Sam
     }
 
 
-def at_node(node: str, found: Mapping[str, list[Sample]]) -> dict[str, list[Sample]]:
-    """Return the samples with a node's name as an additional label."""
-    return {metric: [((*values, node), number) for values, number in samples] for metric, samples in found.items()}
+def of_nodes(found: Mapping[str, Mapping[str, list[Sample]]]) -> dict[str, list[Sample]]:
+    """Return the samples of several nodes, with the node's name as an additional label."""
+    whole: dict[str, list[Sample]] = {}
+    for node, of_one in found.items():
+        for metric, samples in of_one.items():
+            whole.setdefault(metric, []).extend(((*values, node), number) for values, number in samples)
+    return whole
 
 
 def text(found: Mapping[str, list[Sample]]) -> str:

@@ -1,31 +1,33 @@
-"""One list of jobs, merged from those of several nodes: by time, in pages, with a position in each node."""
+"""One list of jobs, merged from those of several nodes: by time, in pages, with a position in each node.
+
+Also the sum of two rows of numbers.
+"""
 
 import heapq
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from tallybook._model.job_info import JobLine
 from tallybook.errors import InvalidArgument
 
 END = "."
 """The position of a node whose list has ended."""
 
 
-class Row(Protocol):
-    """A job of a list."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def enqueued_at(self) -> datetime: ...
-
-    @property
-    def cursor(self) -> str: ...
-
-
 R = TypeVar("R")
-J = TypeVar("J", bound=Row)
+
+
+class Row(NamedTuple, Generic[R]):
+    """What another list shows, with the fields of a JobLine by which it is merged."""
+
+    id: int
+    enqueued_at: datetime
+    cursor: str
+    shown: R
+
+
+J = TypeVar("J", bound="JobLine | Row[Any]")
 Part = tuple[Sequence[R], str | None, datetime | None]
 """The result of one node: rows in its order, its next position, and the time up to which it has searched."""
 
@@ -68,3 +70,9 @@ def merged(parts: Mapping[str, Part[J]], after: Mapping[str, str], most: int) ->
     left = any(place.get(name) != END for name in (*parts, *place))
     more = ",".join(f"{name}={at}" for name, at in sorted(place.items())) if left else None
     return shown, more, horizon if len(shown) < most else None
+
+
+def summed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a thing on two nodes: sums of numbers, and of other values the first that is not null."""
+    numbers = {name: value + other[name] for name, value in one.items() if isinstance(value, int)}
+    return {**one, **{name: other.get(name) for name, value in one.items() if value is None}, **numbers}

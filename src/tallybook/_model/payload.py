@@ -14,7 +14,9 @@ annotation requires a float.
 
 import json
 import sys
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from tallybook._model.failure import safe_text
 from tallybook._model.plain import SCALARS, TEXT, Unfit, Walk
@@ -42,6 +44,22 @@ def encode(value: object, *, task: str, max_bytes: int = 1_000_000, max_depth: i
     except Exception as error:
         raise _Second(value, max_bytes, max_depth).refusal(error, task, what) from None
     return _Second(value, max_bytes, max_depth).look(text, size, task, what)
+
+
+def parse(text: str) -> Any:
+    """Parse JSON that people or programs have written. Raises ValueError also for NaN, Infinity and duplicate keys."""
+    return json.loads(text, parse_constant=_no_number, object_pairs_hook=_no_twins)
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a JSON number")
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        twin = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise ValueError(f"{twin!r} is a duplicate key")
+    return found
 
 
 _LONGEST_NUMBER = 131_072  # a text of this length can hold an integer that jsonb cannot store

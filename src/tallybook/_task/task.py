@@ -27,7 +27,7 @@ from tallybook._db import calls
 from tallybook._db.declared import Call
 from tallybook._db.kinds import kind_of, refused, transaction_kind
 from tallybook._db.source import Source, demand_loop
-from tallybook._db.verb import AsyncConn, SyncConn, Verb, do, do_sync, traced
+from tallybook._db.verb import AsyncConn, SyncConn, Verb, run, run_sync, traced
 from tallybook._model.backoff import DEFAULT, Backoff
 from tallybook._model.contract import Contract, Upgrade
 from tallybook._model.execution import PLAIN, Exclusive, Execution
@@ -359,10 +359,10 @@ class BoundTask(_Both[P, R_co]):
         return self._enqueue_sync(conn, args, kwargs, self.app._putting)
 
     async def _enqueue(self, conn: object, args: Any, kwargs: Any, verb: Callable[[JobCall], Call[Job]]) -> Job[R_co]:
-        return await do(conn, traced(self.app._tracing, self._job_on(conn, args, kwargs, sync=False), verb))
+        return await run(conn, traced(self.app._tracing, self._job_on(conn, args, kwargs, sync=False), verb))
 
     def _enqueue_sync(self, conn: object, args: Any, kwargs: Any, verb: Callable[[JobCall], Call[Job]]) -> Job[R_co]:
-        return do_sync(conn, traced(self.app._tracing, self._job_on(conn, args, kwargs, sync=True), verb))
+        return run_sync(conn, traced(self.app._tracing, self._job_on(conn, args, kwargs, sync=True), verb))
 
     def _job_on(self, conn: object, args: Any, kwargs: Any, *, sync: bool) -> JobCall:
         """Call `job`; if the connection is missing, the error explains it."""

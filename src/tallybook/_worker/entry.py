@@ -42,7 +42,7 @@ def prepared(
     nodes: str | None = None,
     **options: Any,
 ) -> Worker | Fleet:
-    """Return a worker that does not run yet; arguments as for run_worker."""
+    """Return a worker that does not run yet; `nodes` as in App.run_worker, `options` are those of WorkerSettings."""
     dsn = _dsn(app, dsn)
     if direct := options.get("direct_dsn") or os.environ.get("TALLYBOOK_DIRECT_DSN"):
         options["direct_dsn"] = app.conninfo(direct)
@@ -50,24 +50,14 @@ def prepared(
     return Worker(app, dsn, settings) if nodes is None else Fleet(app, dsn, nodes, settings)
 
 
-async def run_worker(
-    app: ServedApp,
-    *,
-    dsn: str | None = None,
-    queues: Mapping[str, int] | Iterable[str] | str | None = None,
-    nodes: str | None = None,
-    install_signals: bool | None = None,
-    **options: Any,
-) -> WorkerReport:
-    """Run a worker in this process until it is stopped; `options` are those of WorkerSettings.
+async def run_worker(app: ServedApp, *, install_signals: bool | None = None, **options: Any) -> WorkerReport:
+    """Run a worker in this process until it is stopped; `options` are those of `prepared`.
 
-    `nodes`: "all", or names separated by commas: serve these databases of the app,
-    see https://github.com/tallybook/tallybook/blob/main/docs/nodes.md.
     `install_signals`: True: SIGTERM and SIGINT stop the worker. None: only those of the two that nothing else in this
     process handles, so that a web server around the worker keeps its own handlers. False: neither.
     """
     demand_tasks(app)
-    worker = prepared(app, dsn=dsn, queues=queues, nodes=nodes, **options)
+    worker = prepared(app, **options)
     caught = (signals.BOTH if install_signals else signals.unclaimed()) if install_signals is not False else ()
     with signals.stop_on(caught, worker.stop) if caught else nullcontext():
         return await worker.run()
@@ -83,11 +73,7 @@ async def drain(
     max_seconds: float | timedelta | None = None,
     raise_on_failure: bool = False,
 ) -> DrainReport:
-    """Run everything that is due, then return; never wait for jobs that are due later.
-
-    `max_jobs` and `max_seconds` limit the drain. `nodes` as for run_worker: nodes are drained one after the other, and
-    nodes that do not answer are skipped.
-    """
+    """App.drain."""
     seconds = max_seconds.total_seconds() if isinstance(max_seconds, timedelta) else max_seconds
     settings = WorkerSettings(queues=parse_queues(app_queues(app) if queues is None else queues), notify=False)
     how = settings, max_jobs, seconds

@@ -24,7 +24,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from tallybook._db import aio, ends, sync, transactions
+from tallybook._db import ends, sync, transactions
 from tallybook._db.both import done
 from tallybook._db.declared import Call
 from tallybook._db.kinds import chain
@@ -122,7 +122,7 @@ class Atomic:
             verb, call, wake_in = _end(job, known, value)
             await library.flush(begun)
             job.in_doubt = True
-            said = await aio.run(begun.given, call) if known.is_async else sync.run(begun.given, call)
+            said = await sync.run_on(begun.given, call, sync=not known.is_async)
             _check(said, job, known)
             await library.commit(begun)
             job.in_doubt, well = False, True

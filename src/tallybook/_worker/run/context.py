@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tallybook._db import aio, sync
+from tallybook._db import sync
 from tallybook._db.declared import Call
 from tallybook._db.ends import SubjectEnd, complete
 from tallybook._db.texts import instant
@@ -225,7 +225,7 @@ class Context:
                 await ctx.complete(conn)
         """
         job, call = self._completing(result)
-        if not await aio.run(conn, call):
+        if not await sync.run_on(conn, call, sync=False):
             raise LeaseLost(job.job_id, job.attempt)
 
     def complete_sync(self, conn: SyncConn, *, result: object = None) -> None:
@@ -247,7 +247,7 @@ class Context:
                 await ctx.end(conn, Reschedule("+1 week"))
         """
         job, call = self._ending(outcome)
-        if await aio.run(conn, call) == "refused":
+        if await sync.run_on(conn, call, sync=False) == "refused":
             raise LeaseLost(job.job_id, job.attempt)
 
     def end_sync(self, conn: SyncConn, outcome: SubjectOutcome) -> None:

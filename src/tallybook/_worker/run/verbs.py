@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from tallybook._db import aio
 from tallybook._db.declared import Call, Declared
 from tallybook._db.ends import AS_ARRAYS, ATTEMPT
 from tallybook._db.link import Link
 from tallybook._db.rates import PUSH
+from tallybook._db.sync import run_on
 from tallybook._model.failure import safe_text
 from tallybook._model.options import check_limits
 from tallybook._model.outcome import Outcome
@@ -53,7 +53,7 @@ class Verbs:
 
     async def ask(self, call: Call[T]) -> T:
         """Run a verb of the App on this connection; return its result."""
-        return await self._link.run(lambda conn: aio.run(conn, call))
+        return await self._link.run(lambda conn: run_on(conn, call, sync=False))
 
     async def progress(self, job: Running, done: float | None, message: str | None) -> None:
         if done is not None and (isinstance(done, bool) or not isinstance(done, int | float) or not 0 <= done <= 1):

@@ -51,16 +51,11 @@ class Shown(admin.ModelAdmin):
     def get_queryset(self, request: Any) -> Any:
         return self.model.objects.using(alias())
 
-    def has_add_permission(self, request: Any) -> bool:
-        """Never: programs enqueue."""
+    def has_add_permission(self, request: Any, obj: Any = None) -> bool:
+        """Never: programs enqueue, and no form changes or deletes a row."""
         return False
 
-    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Never: no form changes a row."""
-        return False
-
-    def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
-        return False
+    has_change_permission = has_delete_permission = has_add_permission
 
     def has_operate_permission(self, request: Any) -> bool:
         """Whether this person sees the actions: requires `change_*`."""

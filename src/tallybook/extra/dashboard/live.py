@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -38,11 +37,16 @@ class TooManyViewers(Exception):
     """This process has reached its maximum number of viewers or topics."""
 
 
-@dataclass
-class _Said:
-    event: bytes
-    text: str
-    version: int
+@dataclass(slots=True)
+class _Topic:
+    """A topic with viewers, and its newest text. A later viewer must not get an outdated text, so both go together."""
+
+    viewers: int = 0
+    asked: bool = False
+    failing: bool = False
+    text: str | None = None
+    event: bytes = b""
+    version: int = 0
 
 
 class Live:
@@ -54,10 +58,7 @@ class Live:
         self._place: dict[str, Place] = {}
         self._over: dict[str, AskAll] = {}
         self._each: set[str] = set()
-        self._watched: Counter[str] = Counter()
-        self._said: dict[str, _Said] = {}
-        self._asked: set[str] = set()
-        self._failing: dict[str, str] = {}
+        self._watched: dict[str, _Topic] = {}
         self._news = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
         self._version = 0
@@ -91,7 +92,9 @@ class Live:
         loop = asyncio.get_running_loop()
         until = loop.time() + _AGE
         self.viewers += 1
-        self._watched.update(topics)
+        watched = {topic: self._watched.setdefault(topic, _Topic()) for topic in topics}
+        for one in watched.values():
+            one.viewers += 1
         self._wanted.set()
         if topics and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll(), name="tallybook live")
@@ -101,11 +104,11 @@ class Live:
             yield f"retry: {_RETRY}\n\n".encode()
             while loop.time() < until:
                 news = self._news  # read before the topics, so that any later text wakes this stream
-                for topic in topics:
-                    if (said := self._said.get(topic)) and said.version > seen.get(topic, 0):
-                        seen[topic] = said.version
-                        yield said.event
-                if (now := self._health(topics)) and now != health:
+                for topic, one in watched.items():
+                    if one.version > seen.get(topic, 0):
+                        seen[topic] = one.version
+                        yield one.event
+                if (now := _health(watched.values())) and now != health:
                     health = now
                     yield health
                 try:
@@ -116,19 +119,10 @@ class Live:
             yield f"retry: {_AGAIN}\n\n".encode()
         finally:
             self.viewers -= 1
-            self._watched.subtract(topics)
-            for topic in topics:
-                if self._watched[topic] <= 0:
+            for topic, one in watched.items():
+                one.viewers -= 1
+                if not one.viewers:
                     del self._watched[topic]
-                    self._said.pop(topic, None)  # a later viewer must not get an outdated text
-                    self._asked.discard(topic)
-                    self._failing.pop(topic, None)
-
-    def _health(self, topics: list[str]) -> bytes:
-        """Return the health event for these topics, empty until all of them have been read."""
-        if any(topic in self._failing for topic in topics):
-            return _event(_HEALTH, "stale")
-        return _event(_HEALTH, "ok") if all(topic in self._asked for topic in topics) else b""
 
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
@@ -141,10 +135,9 @@ class Live:
             # A new topic is read without waiting for the end of the second.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._every - (loop.time() - began))):
-                    while self._watched and all(topic in self._asked for topic in self._watched):
+                    while self._watched and all(one.asked for one in self._watched.values()):
                         self._wanted.clear()
                         await self._wanted.wait()
-        self._said.clear()
 
     async def _ask_all(self) -> None:
         self.polls += 1
@@ -205,28 +198,33 @@ class Live:
         return None
 
     def _tells(self, topic: str, text: str | None) -> None:
-        if topic not in self._watched:
+        if (one := self._watched.get(topic)) is None:
             return  # its viewers have left
-        if self._failing.pop(topic, None) is not None:
+        if one.failing:
             log.info("the live view reads %s again", topic.partition(":")[0])
-        self._asked.add(topic)
-        held = self._said.get(topic)
-        if text is not None and (held is None or held.text != text):
+        one.asked, one.failing = True, False
+        if text is not None and one.text != text:
             self._version += 1
-            self._said[topic] = _Said(_event(topic, text), text, self._version)
+            one.text, one.event, one.version = text, _event(topic, text), self._version
 
     def _fails(self, topic: str, error: Exception) -> None:
         """Mark a topic as failing; log that once, not every second."""
-        if topic not in self._watched:
+        if (one := self._watched.get(topic)) is None:
             return
-        if topic not in self._failing:
+        if not one.failing:
             log.warning("the live view cannot read %s: %s", topic.partition(":")[0], type(error).__name__)
-        self._failing[topic] = type(error).__name__
-        self._asked.add(topic)
+        one.asked = one.failing = True
 
     async def close(self) -> None:
         if self._poller is not None:
             await end([self._poller])
+
+
+def _health(topics: Iterable[_Topic]) -> bytes:
+    """Return the health event for these topics, empty until all of them have been read."""
+    if any(one.failing for one in topics):
+        return _event(_HEALTH, "stale")
+    return _event(_HEALTH, "ok") if all(one.asked for one in topics) else b""
 
 
 def _event(topic: str, text: str) -> bytes:

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from tallybook._db.numbers import Asked, ask
-from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown, at_node, of_the_database, text
+from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown, of_nodes, of_the_database, text
 from tallybook.errors import ConfigError
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.nodes import At, Nodes, sorted_out
@@ -51,11 +51,8 @@ def metrics_route(nodes: Nodes, *, token: str | None = None, admits: Callable[[R
             headers = {**_HEADERS, "WWW-Authenticate": 'Bearer realm="tallybook"'}
             return PlainTextResponse("a bearer token is required\n", 401, headers)
         known = await nodes.known()
-        found = await asyncio.gather(*map(numbers, known))
-        whole: dict[str, list[Sample]] = {}
-        for at, one in zip(known, found, strict=True):
-            for name, samples in (at_node(at.name, one) if nodes.many else one).items():
-                whole.setdefault(name, []).extend(samples)
+        found = dict(zip((at.name for at in known), await asyncio.gather(*map(numbers, known)), strict=True))
+        whole = of_nodes(found) if nodes.many else found[""]
         return Response(text(whole), headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
     return Route("/metrics", metrics, methods=["GET"], name="metrics")

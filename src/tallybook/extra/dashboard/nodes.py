@@ -8,10 +8,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tallybook._db import nodes as finding
 from tallybook._db.driver import Error
+from tallybook._db.nodes import Answer
 from tallybook._db.policy import first_line
 from tallybook._db.source import Source
 from tallybook.errors import ConfigError, QueueUnavailable
@@ -37,16 +38,7 @@ class At:
         return self.node.name
 
 
-@dataclass(frozen=True, slots=True)
-class Said(Generic[T]):
-    """The answer of one node, or the reason why there is none."""
-
-    name: str
-    value: T | None
-    error: str | None = None
-
-
-def sorted_out(said: Sequence[Said[T]]) -> tuple[dict[str, T], list[Said[T]]]:
+def sorted_out(said: Sequence[Answer[T]]) -> tuple[dict[str, T], list[Answer[T]]]:
     """Return the answers by name of node, and the nodes without one. QueueUnavailable if no node answers."""
     away = [one for one in said if one.error is not None]
     if len(away) == len(said):
@@ -132,7 +124,7 @@ class Nodes:
         node = finding.of_job([at.node for at in found], job)
         return next(at for at in found if at.node is node)
 
-    async def ask(self, question: Callable[[Conn, str], Awaitable[T]], only: str = "") -> list[Said[T]]:
+    async def ask(self, question: Callable[[Conn, str], Awaitable[T]], only: str = "") -> list[Answer[T]]:
         """Call `question` with a connection and a name for all nodes at the same time, or for one. Return the answers.
 
         A node that does not answer has an error instead of a value. Other errors of Tallybook are raised.
@@ -141,7 +133,7 @@ class Nodes:
 
     async def answered(
         self, question: Callable[[Conn, str], Awaitable[T]], only: str = ""
-    ) -> tuple[dict[str, T], list[Said[T]]]:
+    ) -> tuple[dict[str, T], list[Answer[T]]]:
         """Ask as above. Return the answers by name of node, and the nodes without one, as `sorted_out` does."""
         return sorted_out(await self.ask(question, only))
 
@@ -149,19 +141,19 @@ class Nodes:
         """Return all nodes, or the node of this name. Raises UnknownNode."""
         return [await self.named(only)] if only else await self.known()
 
-    async def ask_one(self, at: At, question: Callable[[Conn, str], Awaitable[T]]) -> Said[T]:
+    async def ask_one(self, at: At, question: Callable[[Conn, str], Awaitable[T]]) -> Answer[T]:
         async def read() -> T:
             async with at.database.read() as conn:
                 return await question(conn, at.name)
 
         return await self.tried(at, read)
 
-    async def tried(self, at: At, what: Callable[[], Coroutine[Any, Any, T]]) -> Said[T]:
+    async def tried(self, at: At, what: Callable[[], Coroutine[Any, Any, T]]) -> Answer[T]:
         """Return the result of `what` within 2 s. A single database has no time limit here and is never away."""
         if not self.many:
-            return Said(at.name, await what())
+            return Answer(at.node, await what())
         if not self.answers(at):
-            return Said(at.name, None, at.away)
+            return Answer(at.node, None, at.away)
         asking = asyncio.ensure_future(what())
         try:
             await asyncio.wait((asking,), timeout=ANSWER)
@@ -172,12 +164,12 @@ class Nodes:
         try:
             if not asking.done():
                 raise TimeoutError
-            return Said(at.name, asking.result())
+            return Answer(at.node, asking.result())
         except (QueueUnavailable, TimeoutError) as error:
             self.lost(at, error)
-            return Said(at.name, None, at.away)
+            return Answer(at.node, None, at.away)
         except Error as error:
-            return Said(at.name, None, first_line(error))
+            return Answer(at.node, None, first_line(error))
 
     def answers(self, at: At) -> bool:
         """Return whether the node answers. A node that is away is checked in the background from time to time."""

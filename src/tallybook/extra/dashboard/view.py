@@ -12,11 +12,12 @@ from starlette.routing import Route
 from tallybook._app import App
 from tallybook._db import audit
 from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
+from tallybook._db.nodes import Answer
 from tallybook._db.verb import Verb, run
 from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard.asked import job_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
-from tallybook.extra.dashboard.nodes import At, Said
+from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.render import address
 from tallybook.extra.dashboard.session import Visit
 from tallybook.extra.dashboard.shared import Shared
@@ -31,7 +32,7 @@ class View:
         self.visit: Visit = request.scope["tallybook"]
         self.path: dict[str, Any] = request.path_params
         self.node: str | None = None  # the node that was read; None for all
-        self.away: list[Said[Any]] = []  # nodes that did not answer
+        self.away: list[Answer[Any]] = []  # nodes that did not answer
 
     @property
     def user(self) -> str:

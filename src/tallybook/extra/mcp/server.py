@@ -7,7 +7,6 @@ token is valid once, for a limited time, for the same call.
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
 from secrets import token_hex, token_urlsafe
@@ -41,12 +40,8 @@ _ABOUT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The object of a change as it is now, and what the change would do."""
-
-    now: dict[str, Any]
-    would: dict[str, Any]
+Outcome = dict[str, Any]
+"""What a change would do, and its object as it is now."""
 
 
 class Previews:
@@ -133,11 +128,10 @@ class Tools:
         if token is None:
             async with self._database.act(None) as conn, conn.transaction(force_rollback=True):
                 outcome, changed = await _carried_out(operation, ask, conn)
-            found = {"would": outcome.would, "now": outcome.now}
             if changed.action is None:
-                return {"preview": "nothing would change", **found}
+                return {"preview": "nothing would change", **outcome}
             token, within = self._previews.add(operation.name, arguments, outcome), format_duration(self._lifetime)
-            return {"preview": "nothing was changed yet", "confirm": token, "within": within, **found}
+            return {"preview": "nothing was changed yet", "confirm": token, "within": within, **outcome}
         previewed = self._previews.take(token, operation.name, arguments)
         async with self._database.act(operation.name) as conn:
             outcome, changed = await _carried_out(operation, ask, conn)
@@ -165,4 +159,4 @@ async def _carried_out(operation: Operation, ask: Ask, conn: Conn) -> tuple[Outc
         now = {"matched": len(changed.letters), "oldest": changed.letters[:20], "sha256": every}
     # A new job gets another id each time.
     would = {name: value for name, value in changed.answer.items() if name != "job" or "job" in ask.values}
-    return Outcome(now, would), changed
+    return {"would": would, "now": now}, changed

@@ -4,8 +4,9 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from tallybook._db import aio, filters, jobs
+from tallybook._db import filters, jobs
 from tallybook._db.texts import instant
+from tallybook._db.verb import run
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn
 from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Changed, Operation, Shape, listed, plain, record
@@ -36,7 +37,7 @@ def _which(ask: Ask) -> filters.DeadFilter:
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
     call = filters.dead_letters(_which(ask), ask.get("max_jobs", 50), ask.get("before_id"))
     letters = []
-    for letter in await aio.run(conn, call):
+    for letter in await run(conn, call):
         row = {name: plain(getattr(letter, name)) for name in _LETTER.example if name != "error_type"}
         row["error_type"] = (letter.error or {}).get("type")
         if ask.admin:
@@ -52,13 +53,13 @@ async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
     which, most = _which(ask), ask.get("max_jobs", 10_000)
     if ask.get("dry_run"):
         await conn.execute("select set_config('statement_timeout', %s, true)", (READ_TIMEOUT,))
-        return Changed({"dry_run": True, "matched": await aio.run(conn, filters.dead_count(which, most))})
-    found = await aio.run(conn, filters.dead_oldest(which, most))
+        return Changed({"dry_run": True, "matched": await run(conn, filters.dead_count(which, most))})
+    found = await run(conn, filters.dead_oldest(which, most))
     letters = [{"job": row.pop("job_id"), "died_at": plain(instant(row.pop("died_at"))), **row} for row in found]
     ids, call = sorted(letter["job"] for letter in letters), jobs.retry_jobs if verb == "retry" else jobs.drop_jobs
     said = Counter[str]()
     for at in range(0, len(ids), 1000):
-        said.update(one.done for one in await aio.run(conn, call(ids[at : at + 1000])))
+        said.update(one.done for one in await run(conn, call(ids[at : at + 1000])))
     changed = said["retried"] + said["dropped"]
     done = {"retried": changed, "refused": len(ids) - changed} if verb == "retry" else {"dropped": changed}
     # Error and args may contain private data of the job, so the target records only that they were given.

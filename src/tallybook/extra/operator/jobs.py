@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tallybook._db import aio, calls, filters
+from tallybook._db import calls, filters
+from tallybook._db.verb import run
 from tallybook._model.job import JobCall
 from tallybook._model.options import ON_CONFLICT, Options
 from tallybook._model.payload import encode
@@ -106,7 +107,7 @@ async def _enqueue(ask: Ask, conn: Conn) -> Changed:
         headers["links"] = ask["links"]
     given["headers"] = encode(headers, task=task, max_bytes=8_000, what="headers") if headers else None
     call = JobCall(task, encode(ask.get("args", {}), task=task), ask.get("unique"), Options().replaced(given))
-    job = await aio.run(conn, calls.enqueue(call))
+    job = await run(conn, calls.enqueue(call))
     on_conflict = ask.get("on_conflict", "skip")
     if not job.created and on_conflict != "skip" and ask.key.queues is not None:
         # A unique key belongs to a task, so the changed job that holds it may be in any queue.

@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from tallybook._app import App
-from tallybook._db import aio, audit
+from tallybook._db import audit
 from tallybook._db.declared import Call
+from tallybook._db.verb import run
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator.fields import INSTANT, Field
 from tallybook.extra.operator.keys import Key
@@ -106,7 +107,7 @@ class Operation:
         assert self.changes is not None
         done = await self.changes(ask, conn)
         if done.action is not None:
-            await aio.run(conn, audit.add(ask.key.id, via, done.action, done.target, done.done))
+            await run(conn, audit.add(ask.key.id, via, done.action, done.target, done.done))
         return done
 
 
@@ -149,7 +150,7 @@ def steering(
 
     async def change(ask: Ask, conn: Conn) -> Changed:
         await reach(ask, conn)
-        changed = await aio.run(conn, call(ask))
+        changed = await run(conn, call(ask))
         await reach(ask, conn)  # again under the lock: a Problem here rolls everything back
         answer = {noun: ask[noun], "paused": paused, "changed": changed}
         return Changed(answer, action if changed else None, {noun: ask[noun]})

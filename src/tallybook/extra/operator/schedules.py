@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tallybook._db import aio, schedules
+from tallybook._db import schedules
+from tallybook._db.verb import run
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record, steering
@@ -28,7 +29,7 @@ async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 
 async def _reach(ask: Ask, conn: Conn) -> None:
-    found, _ = await aio.run(conn, schedules.show(ask["schedule"]))
+    found, _ = await run(conn, schedules.show(ask["schedule"]))
     ask.reach(found.queue)
 
 

@@ -28,7 +28,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tallybook._app import App
-from tallybook._db import aio, audit
+from tallybook._db import audit
+from tallybook._db.verb import run
+from tallybook._model.payload import parse
 from tallybook.errors import CommitUnknown, QueueUnavailable
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn, Database
 from tallybook.extra.dashboard.nodes import At, Nodes, sorted_out
@@ -210,7 +212,7 @@ class OperatorApi:
 
 async def _fresh(conn: Conn, signed: Signed) -> None:
     """Use up the nonce. Raise a Problem if the request is late or early by the database's clock, or replayed."""
-    said = await aio.run(conn, audit.nonce_take(signed.key, signed.nonce, signed.at))
+    said = await run(conn, audit.nonce_take(signed.key, signed.nonce, signed.at))
     if said in ("late", "early"):
         where = "behind" if said == "late" else "ahead of"
         raise Problem(said, f"the request's timestamp is more than 300 s {where} the database's clock")
@@ -254,7 +256,7 @@ def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
     if any(depth > MAX_DEPTH for depth in accumulate(steps)):
         raise Problem("malformed", f"the body is nested deeper than {MAX_DEPTH} levels")
     try:
-        found = json.loads(body.decode(), parse_constant=_no_number, object_pairs_hook=_no_twins)
+        found = parse(body.decode())
     except (ValueError, RecursionError):
         reason = "the body is not JSON in UTF-8, or has a duplicate name or an invalid number"
         raise Problem("malformed", reason) from None
@@ -266,14 +268,3 @@ def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
 def _is_json(value: bytes) -> bool:
     kind, _, more = (part.strip() for part in value.decode("latin-1").lower().partition(";"))
     return kind == "application/json" and more in ("", "charset=utf-8", 'charset="utf-8"')
-
-
-def _no_number(word: str) -> float:
-    raise ValueError(word)
-
-
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("duplicate name")
-    return found

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from tallybook._db import aio
 from tallybook._db.declared import Call
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
+from tallybook._db.verb import run
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Operation, listed, plain, record
@@ -19,7 +19,7 @@ select cast(coalesce(json_agg(w order by w.id), '[]') as text) from (
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
-    found: list[dict[str, Any]] = await aio.run(conn, Call("workers", _LIVING, {"queue": ask.queue()}, loads))
+    found: list[dict[str, Any]] = await run(conn, Call("workers", _LIVING, {"queue": ask.queue()}, loads))
     for row in found:
         if ask.key.queues is not None:
             row["tasks"] = []  # a worker does not record which task is in which queue

@@ -17,14 +17,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tallybook._db import providers as calls
+from tallybook._db.both import done
 from tallybook._db.declared import Call
 from tallybook._db.source import Source
-from tallybook._db.verb import run, run_sync
+from tallybook._db.verb import Steps, drive, run, run_sync
 from tallybook._model.at_node import at_node
 from tallybook._model.provider import Provider, Secret
 from tallybook.errors import InvalidArgument
 from tallybook.extra.providers import steps
-from tallybook.extra.providers.steps import KeySource, Rotation, Steps, Tested
+from tallybook.extra.providers.steps import KeySource, Rotation, Tested
 
 T = TypeVar("T")
 Say = Callable[[Call[Any]], Coroutine[Any, Any, Any]]
@@ -81,7 +82,7 @@ class Providers:
         Call it in a lifespan: a program without the right keys then fails when it starts.
         """
         since, generation = self._clock(), self._generation
-        found = await steps.drive(steps.load(self._keys), self._say)
+        found = await drive(steps.load(self._keys), self._say)
         for name, provider in found.items():
             self._keep((at_node.get(), ("get", name)), provider, since, generation)
         return {name: _own(provider) for name, provider in found.items()}
@@ -154,7 +155,7 @@ class Providers:
 
     async def test(self, name: str) -> list[Tested]:
         """Decrypt every secret of a provider, active or not. Return for each whether it opens, or why not."""
-        return await steps.drive(steps.test(name, self._keys), self._say)
+        return await drive(steps.test(name, self._keys), self._say)
 
     async def rotate(self) -> Rotation:
         """Encrypt all secrets with the current key, one by one, while workers run. You can interrupt and repeat it."""
@@ -184,14 +185,14 @@ class Providers:
         flights, flight_key = self._flights, (asyncio.get_running_loop(), key, self._generation)
         flight = flights.get(flight_key)
         if flight is None:  # a hundred jobs that read at the same moment share one statement
-            flight = flights[flight_key] = asyncio.create_task(self._fly(key, make()))
+            flight = flights[flight_key] = asyncio.create_task(self._fly(key, make(), self._say))
             flight.add_done_callback(lambda done: (flights.pop(flight_key), done.cancelled() or done.exception()))
         found = await asyncio.shield(flight)
         return found and _own(found)
 
-    async def _fly(self, key: Hashable, made: Steps[Any]) -> Provider | None:
+    async def _fly(self, key: Hashable, made: Steps[Any], say: Callable[[Call[Any]], Any]) -> Provider | None:
         since, generation = self._clock(), self._generation
-        found: Provider | None = await steps.drive(made, self._say)
+        found: Provider | None = await drive(made, say)
         self._keep(key, found, since, generation)
         return found
 
@@ -200,9 +201,7 @@ class Providers:
         kept = self._kept.get(key)
         if kept is not None and self._clock() < kept[0]:
             return kept[1] and _own(kept[1])
-        since, generation = self._clock(), self._generation
-        found: Provider | None = steps.drive_sync(make(), self._say_sync)
-        self._keep(key, found, since, generation)
+        found = done(self._fly(key, make(), self._say_sync))
         return found and _own(found)
 
     def _keep(self, key: Hashable, found: Provider | None, since: float, generation: int) -> None:
@@ -216,7 +215,7 @@ class Providers:
     async def _change(self, made: Call[T] | Steps[T], conn: object | None) -> T:
         say: Say = self._say if conn is None else partial(run, conn)
         try:
-            return await (say(made) if isinstance(made, Call) else steps.drive(made, say))
+            return await (say(made) if isinstance(made, Call) else drive(made, say))
         finally:
             self.forget()
 

@@ -5,22 +5,16 @@ TALLYBOOK_KEYS, or of the file that TALLYBOOK_KEYS_FILE names.
 """
 
 import os
-from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from tallybook._db import providers as calls
-from tallybook._db.both import done, got
-from tallybook._db.declared import Call
 from tallybook._db.providers import Stored
+from tallybook._db.verb import Steps
 from tallybook._model.keyring import Keyring, Place, Sealed, parse_keys
 from tallybook._model.options import check_name
 from tallybook._model.provider import Provider, Secret
 from tallybook.errors import ConfigError, SecretError, UnknownProvider
-
-T = TypeVar("T")
-Steps = Generator[Call[Any], Any, T]
 
 _TRIES = 20
 _NOWHERE = "TALLYBOOK_KEYS, or the file that TALLYBOOK_KEYS_FILE names"
@@ -179,20 +173,6 @@ def check_field(field: str) -> None:
         fits = False
     if not fits:
         raise ConfigError("field", "(not shown)", "a field has 1 to 64 bytes and no =", hint="Like api_key or password")
-
-
-async def drive(steps: Steps[T], say: Callable[[Call[Any]], Any]) -> T:
-    """Run the steps, sending each Call with `say`, and return their result."""
-    said = None
-    try:
-        while True:
-            said = await got(say(steps.send(said)))
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-
-
-def drive_sync(steps: Steps[T], say: Callable[[Call[Any]], Any]) -> T:
-    return done(drive(steps, say))
 
 
 def _known(name: str) -> Steps[Stored]:

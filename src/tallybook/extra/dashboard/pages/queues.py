@@ -14,6 +14,7 @@ from tallybook._db.declared import Declared
 from tallybook._db.jobs import STATES
 from tallybook._db.top import flow
 from tallybook._db.verb import run
+from tallybook._model.merged import summed
 from tallybook.errors import InvalidArgument, UnknownQueue
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.pages.overview import spans_of
@@ -61,11 +62,13 @@ async def queues(view: View) -> Response:
         return found, of_queues, await _oldest(conn, found) if order == "oldest" else {}
 
     said = list((await view.ask(read)).values())
-    found, rates = added([one for one, _, _ in said]), Counter[str]()
-    for _, more, _ in said:
+    by_name, rates = dict[str, dict[str, Any]](), Counter[str]()
+    for of_node, more, _ in said:
+        for one in of_node:
+            by_name[one["queue"]] = summed(by_name[one["queue"]], one) if one["queue"] in by_name else one
         rates.update(more)
+    found = sorted(by_name.values(), key=lambda one: one["queue"])
     oldest = _first([one for _, _, one in said])
-    found.sort(key=lambda one: one["queue"])
     if order == "oldest":
         found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0)))
     elif order != "name":
@@ -81,19 +84,6 @@ async def queues(view: View) -> Response:
         "queues.html", queues=page, all=len(found), start=start, size=_PAGE, part=view.asked("q"), order=order,
         rates=rates, oldest=oldest,
     )  # fmt: skip
-
-
-def added(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the queues of all nodes with their sums. A queue that is paused on one node is shown as paused."""
-    if len(lists) == 1:
-        return lists[0]
-    found: dict[str, dict[str, Any]] = {}
-    for one in (one for listed in lists for one in listed):
-        sums = found.setdefault(one["queue"], one)
-        if sums is not one:
-            sums |= {name: sums[name] + value for name, value in one.items() if isinstance(value, int)}
-            sums["paused_at"] = sums["paused_at"] or one["paused_at"]
-    return list(found.values())
 
 
 def _first(found: list[dict[str, Any]]) -> dict[str, Any]:
