@@ -147,6 +147,8 @@ async def test_a_sync_verb_of_the_apps_own_inside_a_loop_says_await(shop: App, d
         shop.tasks["send"].enqueue_sync(shop, 42)
     with pytest.raises(NotSupported, match=r"[Aa]wait"):
         shop.queues.list().sync()
+    with pytest.raises(NotSupported, match=r"schedule_pause inside .* [Aa]wait"):
+        shop.schedules.pause("nightly").sync()
     assert shop.tasks["send"].enqueue_sync(db, 42).created
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import psycopg
 
-from tallybook._db.both import done
 from tallybook._db.declared import Call, T
 from tallybook._db.link import CONNECT
 from tallybook._db.nodes import VARIABLE, Node, at, node_of, nodes, number, numbered, of_job, written
@@ -41,13 +40,6 @@ def _lists_elsewhere(app: Source) -> bool:
     return bool(os.environ.get(VARIABLE)) or listing(app) is not app
 
 
-class _Led(Source):
-    """A source of other sources, on which its `_once` runs the call."""
-
-    def _run_sync(self, call: Call[T]) -> T:
-        return done(self._once(call, sync=True))
-
-
 async def _on(source: Source, call: Call[T], *, sync: bool) -> T:
     return source._run_sync(call) if sync else await source._run(call)
 
@@ -56,7 +48,7 @@ async def _aside(look: Callable[..., T], *args: Any, sync: bool) -> T:
     return look(*args) if sync else await asyncio.to_thread(look, *args)
 
 
-class AtHome(_Led):
+class AtHome(Source):
     """The home node, which has an app's schedules; with its own connection unless it is the app's database."""
 
     def __init__(self, app: Source) -> None:
@@ -72,7 +64,7 @@ class AtHome(_Led):
         return await _on(home, call, sync=sync)
 
 
-class AtJob(_Led):
+class AtJob(Source):
     """The node of one job: if the app's own database does not know it, the node that the id names is asked.
 
     The same if that database does not answer, but the list of nodes is elsewhere.
@@ -113,7 +105,7 @@ class AtJob(_Led):
         return node is not None
 
 
-class AtJobs(_Led):
+class AtJobs(Source):
     """The nodes of many jobs: unknown jobs of the app's own database are looked up on their nodes, one after the other.
 
     The jobs of a node that does not answer or fails are refused, with its name.
