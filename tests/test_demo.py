@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -71,12 +71,10 @@ class Demo:
 
 def _descendants(pid: int) -> list[int]:
     found = [pid]
-    try:
+    with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in (thread / "children").read_text().split():
                 found += _descendants(int(child))
-    except OSError:
-        pass
     return found
 
 

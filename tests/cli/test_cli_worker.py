@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -69,30 +68,24 @@ def worker(folder: Path, dsn: str, *words: str) -> Command:
     return Command(folder, "worker", "-A", "shop:app", "--dsn", dsn, *words)
 
 
-def put(dsn: str, queue: str, task: str, **args: str) -> int:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        return int(one(conn, "select tallybook.enqueue(%s, %s, %s::jsonb)", queue, task, json.dumps(args)))
+def put(db: Any, queue: str, task: str, **args: str) -> int:
+    return int(one(db, "select tallybook.enqueue(%s, %s, %s::jsonb)", queue, task, json.dumps(args)))
 
 
-def rows(dsn: str, query: str) -> list[tuple[Any, ...]]:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        return conn.execute(query).fetchall()
-
-
-def test_worker_runs_jobs_and_stops(shop: Path, dsn: str) -> None:
+def test_worker_runs_jobs_and_stops(shop: Path, dsn: str, db: Any) -> None:
     """The worker serves the queues of its app's tasks, names the job on each log line, and ends with code 0."""
     with worker(shop, dsn) as running:
-        job = put(dsn, "mail", "hello", name="Ann")
+        job = put(db, "mail", "hello", name="Ann")
         running.says(f"shop.mail: [hello {job}] hello Ann")
         running.send(signal.SIGTERM)
         assert running.ended() == 0
         assert "stopped: 1 completed" in running.output
 
 
-def test_worker_logs_json(shop: Path, dsn: str) -> None:
+def test_worker_logs_json(shop: Path, dsn: str, db: Any) -> None:
     """--log-format json: each line is one object; a job's lines have job, task, queue and attempt."""
     with worker(shop, dsn, "--log-format", "json") as running:
-        job = put(dsn, "mail", "hello", name="Ann")
+        job = put(db, "mail", "hello", name="Ann")
         running.says("hello Ann")
         running.send(signal.SIGINT)
         assert running.ended() == 0
@@ -101,45 +94,45 @@ def test_worker_logs_json(shop: Path, dsn: str) -> None:
     assert (line["job"], line["task"], line["queue"], line["attempt"]) == (job, "hello", "mail", 1)
 
 
-def test_stop_waits_for_a_running_job(shop: Path, dsn: str) -> None:
+def test_stop_waits_for_a_running_job(shop: Path, dsn: str, db: Any) -> None:
     """After SIGTERM a running job finishes; a second SIGTERM gives it back unfinished."""
     with worker(shop, dsn, "--queues", "default=1") as running:
-        first = put(dsn, "default", "meet", me="a", other="b")
+        first = put(db, "default", "meet", me="a", other="b")
         running.says(f"[meet {first}] waits for b")
         running.send(signal.SIGTERM)
         running.says("stopping: waiting for 1 running jobs")
         (shop / "b").touch()
         assert running.ended() == 0
     with worker(shop, dsn) as running:
-        second = put(dsn, "default", "meet", me="c", other="never")
+        second = put(db, "default", "meet", me="c", other="never")
         running.says(f"[meet {second}] waits for never")
         running.send(signal.SIGTERM)
         running.says("stopping: waiting")
         running.send(signal.SIGTERM)
         assert running.ended() == 0
         assert "1 given back" in running.output
-    found = rows(dsn, "select state, failures from tallybook.job order by id")
+    found = db.execute("select state, failures from tallybook.job order by id").fetchall()
     assert found == [("completed", 0), ("available", 0)]
 
 
-def test_sys_exit_in_a_handlers_own_task_stops_the_worker(shop: Path, dsn: str) -> None:
+def test_sys_exit_in_a_handlers_own_task_stops_the_worker(shop: Path, dsn: str, db: Any) -> None:
     """The worker stops as by a signal, with code 1: that attempt fails, and the job beside it completes."""
     with worker(shop, dsn) as running:
-        job = put(dsn, "default", "meet", me="a", other="b")
+        job = put(db, "default", "meet", me="a", other="b")
         running.says(f"[meet {job}] waits for b")
-        put(dsn, "default", "leaves")
+        put(db, "default", "leaves")
         running.says("stopping: waiting")
         (shop / "b").touch()
         assert running.ended() == 1
         assert "stopped: 1 completed, 1 failed" in running.output
-    found = rows(dsn, "select task, state, failures, crashes from tallybook.job order by id")
+    found = db.execute("select task, state, failures, crashes from tallybook.job order by id").fetchall()
     assert found == [("meet", "completed", 0, 0), ("leaves", "retrying", 1, 0)]
 
 
-def test_a_call_in_a_thread_does_not_keep_the_process(shop: Path, dsn: str) -> None:
+def test_a_call_in_a_thread_does_not_keep_the_process(shop: Path, dsn: str, db: Any) -> None:
     """After the second signal the process ends with code 0, although a call of asyncio.to_thread still runs."""
     with worker(shop, dsn) as running:
-        job = put(dsn, "default", "calls")
+        job = put(db, "default", "calls")
         running.says(f"[calls {job}] calls")
         running.send(signal.SIGTERM)
         running.says("stopping: waiting")
@@ -148,18 +141,18 @@ def test_a_call_in_a_thread_does_not_keep_the_process(shop: Path, dsn: str) -> N
         assert "1 given back" in running.output and "asyncio.to_thread still run" in running.output
 
 
-def test_calls_in_threads_do_not_keep_the_worker_from_its_server(shop: Path, dsn: str) -> None:
+def test_calls_in_threads_do_not_keep_the_worker_from_its_server(shop: Path, dsn: str, db: Any) -> None:
     """With all threads of asyncio.to_thread in use, a worker whose DSN has a host name connects again."""
     with Proxy(dsn) as proxy, worker(shop, make_conninfo(proxy.dsn, host="localhost")) as running:
-        job = put(dsn, "default", "calls")
+        job = put(db, "default", "calls")
         running.says(f"[calls {job}] calls")
         proxy.cut()
-        put(dsn, "default", "hello", name="Ada")
+        put(db, "default", "hello", name="Ada")
         running.says("hello Ada")
 
 
 def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(
-    dsn: str, monkeypatch: pytest.MonkeyPatch
+    dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A SIGTERM at the moment when the server is found stops the worker that would start now."""
 
@@ -178,18 +171,18 @@ def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(
     monkeypatch.setattr(Link, "close", closed)
     run = _run(App("shop"), dsn, WorkerSettings(queues={"mail": 1}), None, Stop())
     assert asyncio.run(asyncio.wait_for(run, 10)) == 0
-    assert rows(dsn, "select count(*) from tallybook.worker") == [(0,)]
+    assert db.execute("select count(*) from tallybook.worker").fetchall() == [(0,)]
 
 
-def test_replicas_share_the_queue(shop: Path, dsn: str) -> None:
+def test_replicas_share_the_queue(shop: Path, dsn: str, db: Any) -> None:
     """S2-10: a second worker process shares the queue: two jobs that wait for each other end, with one slot each."""
     with worker(shop, dsn, "--queues", "default=1") as one, worker(shop, dsn, "--queues", "default=1") as two:
         one.says(READY)
         two.says(READY)
-        put(dsn, "default", "meet", me="a", other="b")
-        put(dsn, "default", "meet", me="b", other="a")
+        put(db, "default", "meet", me="a", other="b")
+        put(db, "default", "meet", me="b", other="a")
         done = "select count(distinct worker_id) from tallybook.attempt where state = 'completed'"
-        wait_until(lambda: rows(dsn, done) == [(2,)], "both jobs completed, each by a worker of its own")
+        wait_until(lambda: db.execute(done).fetchall() == [(2,)], "both jobs completed, each by a worker of its own")
 
 
 def test_worker_waits_for_a_server_that_is_down(shop: Path) -> None:
@@ -214,7 +207,7 @@ def test_worker_that_cannot_work_ends_at_once(shop: Path, empty_dsn: str, what: 
 
 
 @pytest.mark.slow
-def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
+def test_supervisor_replaces_a_child(shop: Path, dsn: str, db: Any) -> None:
     """--processes 2: a killed child is replaced, and a stop ends all with code 0."""
     quick = ("--heartbeat", "400 ms", "--lease", "2 s")
     with worker(shop, dsn, "--processes", "2", "--name", "pair", *quick) as parent:
@@ -224,7 +217,7 @@ def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
         parent.says("was ended by SIGKILL; starting a new one in 1 s")
         parent.says(READY, times=3)
         assert len(set(before) - set(children(parent.pid))) == 1
-        assert {name for (name,) in rows(dsn, "select name from tallybook.worker")} == {"pair-1", "pair-2"}
+        assert {name for (name,) in db.execute("select name from tallybook.worker").fetchall()} == {"pair-1", "pair-2"}
         parent.send(signal.SIGTERM)
         assert parent.ended() == 0
         assert not any(map(is_alive, before))
@@ -248,7 +241,7 @@ def test_supervisor_that_cannot_start_a_child_tries_again(shop: Path, dsn: str) 
 
 
 @pytest.mark.slow
-def test_supervisor_replaces_a_child_that_a_handler_ends_with_code_2(tmp_path: Path, dsn: str) -> None:
+def test_supervisor_replaces_a_child_that_a_handler_ends_with_code_2(tmp_path: Path, dsn: str, db: Any) -> None:
     """--processes 2: a handler that ends its process with the code of a wrong setting does not stop the workers."""
     dies = """
 import os
@@ -263,7 +256,7 @@ async def dies(ctx: Context) -> None:
     (tmp_path / "shop.py").write_text(dies)
     with worker(tmp_path, dsn, "--processes", "2") as parent:
         parent.says(READY, times=2)
-        put(dsn, "default", "dies")
+        put(db, "default", "dies")
         parent.says("ended with code 2; starting a new one in 1 s")
         parent.says(READY, times=3)
         parent.send(signal.SIGTERM)
@@ -271,7 +264,7 @@ async def dies(ctx: Context) -> None:
 
 
 @pytest.mark.slow
-def test_supervisor_replaces_a_worker_that_is_used_up(tmp_path: Path, dsn: str) -> None:
+def test_supervisor_replaces_a_worker_that_is_used_up(tmp_path: Path, dsn: str, db: Any) -> None:
     """F25: a child that lost its threads to endless handlers stops with code 3; a new one takes over."""
     # It never ends, and takes its worker's only slot.
     stuck = """
@@ -287,27 +280,27 @@ def stuck() -> None:
     (tmp_path / "shop.py").write_text(stuck)
     with worker(tmp_path, dsn, "--processes", "2", "--queues", "default=1") as parent:
         parent.says(READY, times=2)
-        put(dsn, "default", "stuck")
+        put(db, "default", "stuck")
         parent.says("the worker stops, to be started again")
         parent.says("ended with code 3; starting a new one in 1 s")
         parent.says(READY, times=3)
-        assert rows(dsn, "select failures, crashes, last_error from tallybook.job") == [
+        assert db.execute("select failures, crashes, last_error from tallybook.job").fetchall() == [
             (1, 0, "deadline of 100 ms passed")
         ]
         parent.send(signal.SIGTERM)
         assert parent.ended() == 0
 
 
-def test_supervisor_passes_the_second_signal_on(shop: Path, dsn: str) -> None:
+def test_supervisor_passes_the_second_signal_on(shop: Path, dsn: str, db: Any) -> None:
     """The first signal to the parent stops its children, the second aborts their jobs."""
     with worker(shop, dsn, "--processes", "2", "--queues", "default=1") as parent:
-        job = put(dsn, "default", "meet", me="a", other="never")
+        job = put(db, "default", "meet", me="a", other="never")
         parent.says(f"[meet {job}] waits for never")
         parent.send(signal.SIGINT)
         parent.says("stopping: waiting for 1 running jobs")
         parent.send(signal.SIGINT)
         assert parent.ended() == 0, parent.output
-    assert rows(dsn, "select state, failures from tallybook.job") == [("available", 0)]
+    assert db.execute("select state, failures from tallybook.job").fetchall() == [("available", 0)]
 
 
 def test_children_do_not_outlive_a_killed_supervisor(shop: Path, dsn: str) -> None:

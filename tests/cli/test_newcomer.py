@@ -11,59 +11,57 @@ from support.cli import invoke
 from tallybook import App
 from tallybook.errors import QueueUnavailable
 
-COMMANDS = {
-    "worker": (2, "Missing option '-A'", "Write -A module:app"),
-    "worker -A first:ap": (2, "has no 'ap'", "Did you mean first:app?"),
-    "worker -A firts:app": (2, "there is no module 'firts'", "Did you mean first?"),
-    "worker -A broken:app": (2, "No module named 'nothing_here'", "TALLYBOOK_DEBUG=1 shows the traceback"),
-    "worker -A of_django:app": (2, "AppRegistryNotReady", "Use `manage.py tallybook`"),
-    "worker -A first:hello": (2, "is not an App but the Task 'hello'", "Did you mean first:app?"),
-    "worker -A first:app --concurency 5": (2, "No such option '--concurency'", "--queues default=10"),
-    "worker -A first:app --queues mail=many": (2, "'many' is not a number of slots", "Write mail=10,default"),
-    "worker -A first:app --poll soon": (2, "'soon': not a duration", "Write '30 s'"),
-    "work -A first:app": (2, "No such command 'work'", "Did you mean 'worker'?"),
-    "jobs": (2, "No such command 'jobs'", "Did you mean 'job'?"),
-    "job list --state failed": (2, "'failed' is not one of", "Did you mean dead or retrying?"),
-    "job show 99": (1, "unknown job 99", "never committed"),
-    "queue pause nothing": (1, "unknown queue 'nothing'", "tallybook queue list"),
-    "schedule set nightly hello --every 1x": (2, "unknown unit 'x'", "Write '30 s'"),
-    "dead retry": (2, "pass ids, or filters", "--all"),
-    "limit set api 5 --per 1min": (2, "No such option '--per'", "PER is an argument: write its value without a name"),
-    "limit set api -5 1min": (2, "No such option '-5'", "write -- before it"),
-    "breaker open nope": (1, "there is no breaker nope", "Set its rule first"),
-    'enqueue hello {"user_id":42}': (2, "the args come third", " enqueue --help`"),
-    "enqueue mail hello --in 5min": (2, "No such option '--in'", "Did you mean --delay?"),
-    "job list --concurrency 5": (2, "No such option '--concurrency'", " job list --help`"),
-    "job list --qeue mail": (2, "No such option '--qeue'", "Did you mean --queue?"),
-    "node check --nodes all": (2, "No such option '--nodes'", " node check --help`"),
-    "provider secret acme": (2, "No such command 'secret'", " provider --help`"),
-    "dead list --limit ten": (2, "'ten' is not a valid integer\n", " dead list --help`"),
-    "uninstall --yes --dsn=": (2, "'--dsn': it is empty", "Is a variable of the shell not set?"),
-    "dead drop --yes --error=": (2, "'--error': it is empty", "Is a variable of the shell not set?"),
-    "web --host 0.0.0.0": (2, "without a login", "Pass --users FILE"),
-}
 
-
-@pytest.fixture
-def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    {
+        "worker": (2, "Missing option '-A'", "Write -A module:app"),
+        "worker -A first:ap": (2, "has no 'ap'", "Did you mean first:app?"),
+        "worker -A firts:app": (2, "there is no module 'firts'", "Did you mean first?"),
+        "worker -A broken:app": (2, "No module named 'nothing_here'", "TALLYBOOK_DEBUG=1 shows the traceback"),
+        "worker -A of_django:app": (2, "AppRegistryNotReady", "Use `manage.py tallybook`"),
+        "worker -A first:hello": (2, "is not an App but the Task 'hello'", "Did you mean first:app?"),
+        "worker -A first:app --concurency 5": (2, "No such option '--concurency'", "--queues default=10"),
+        "worker -A first:app --queues mail=many": (2, "'many' is not a number of slots", "Write mail=10,default"),
+        "worker -A first:app --poll soon": (2, "'soon': not a duration", "Write '30 s'"),
+        "work -A first:app": (2, "No such command 'work'", "Did you mean 'worker'?"),
+        "jobs": (2, "No such command 'jobs'", "Did you mean 'job'?"),
+        "job list --state failed": (2, "'failed' is not one of", "Did you mean dead or retrying?"),
+        "job show 99": (1, "unknown job 99", "never committed"),
+        "queue pause nothing": (1, "unknown queue 'nothing'", "tallybook queue list"),
+        "schedule set nightly hello --every 1x": (2, "unknown unit 'x'", "Write '30 s'"),
+        "dead retry": (2, "pass ids, or filters", "--all"),
+        "limit set api 5 --per 1min": (
+            2,
+            "No such option '--per'",
+            "PER is an argument: write its value without a name",
+        ),
+        "limit set api -5 1min": (2, "No such option '-5'", "write -- before it"),
+        "breaker open nope": (1, "there is no breaker nope", "Set its rule first"),
+        'enqueue hello {"user_id":42}': (2, "the args come third", " enqueue --help`"),
+        "enqueue mail hello --in 5min": (2, "No such option '--in'", "Did you mean --delay?"),
+        "job list --concurrency 5": (2, "No such option '--concurrency'", " job list --help`"),
+        "job list --qeue mail": (2, "No such option '--qeue'", "Did you mean --queue?"),
+        "node check --nodes all": (2, "No such option '--nodes'", " node check --help`"),
+        "provider secret acme": (2, "No such command 'secret'", " provider --help`"),
+        "dead list --limit ten": (2, "'ten' is not a valid integer\n", " dead list --help`"),
+        "uninstall --yes --dsn=": (2, "'--dsn': it is empty", "Is a variable of the shell not set?"),
+        "dead drop --yes --error=": (2, "'--error': it is empty", "Is a variable of the shell not set?"),
+        "web --host 0.0.0.0": (2, "without a login", "Pass --users FILE"),
+    }.items(),
+)
+def test_a_command(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, answer: tuple[int, str, str]
+) -> None:
+    """One line of error and one of advice on stderr, and the exit code."""
     first = "from tallybook import App\napp = App('shop')\n\n@app.task\nasync def hello(user_id: int) -> None: ...\n"
-    modules = {
-        "first": first,
-        "broken": "import nothing_here\n",
-        "of_django": "from django.core.exceptions import AppRegistryNotReady\nraise AppRegistryNotReady('not yet')\n",
-    }
+    of_django = "from django.core.exceptions import AppRegistryNotReady\nraise AppRegistryNotReady('not yet')\n"
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, code in modules.items():
-        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    for name, text in {"first": first, "broken": "import nothing_here\n", "of_django": of_django}.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
-
-
-@pytest.mark.usefixtures("first")
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command(dsn: str, command: str) -> None:
-    """One line of error and one of advice on stderr, and the exit code."""
-    code, what, advice = COMMANDS[command]
+    code, what, advice = answer
     ran = invoke(*command.split(), to=dsn)
     assert ran.exit_code == code and ran.stderr.count("error:") == 1 and "Traceback" not in ran.output
     assert what in ran.stderr and advice in ran.stderr, ran.stderr
@@ -119,4 +117,5 @@ def test_a_program_without_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_are_enough_of_them() -> None:
     """At least 25."""
-    assert len(COMMANDS) >= 25
+    (table,) = [mark.args[1] for mark in test_a_command.pytestmark]  # type: ignore[attr-defined]
+    assert len(table) >= 25

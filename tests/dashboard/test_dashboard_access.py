@@ -22,7 +22,6 @@ from tallybook.extra.dashboard.session import LONGEST, Session
 from tallybook.web import Site, User, dashboard
 
 ELSEWHERE = ("203.0.113.7", 40_000)
-KEY = "k" * 40
 SAYS_401 = HTTPException(401, "Who are you?", {"www-authenticate": "Basic"})
 
 
@@ -193,17 +192,17 @@ def test_names_that_are_tried_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_changed_password_ends_the_session(make: Make, tmp_path: Path) -> None:
     """After a restart with another password ada's cookie is refused; with the same one it is valid."""
     other_hash = people.hashed("another password")
-    async with visiting(make(users=users_file(tmp_path), secret=KEY)) as visitor:
+    async with visiting(make(users=users_file(tmp_path), secret="k" * 40)) as visitor:
         await visitor.login("ada", PASSWORD)
         cookies = visitor.cookies
     for ada, status in ((HASH, 200), (other_hash, 401)):
-        async with visiting(make(users=users_file(tmp_path, ada), secret=KEY)) as visitor:
+        async with visiting(make(users=users_file(tmp_path, ada), secret="k" * 40)) as visitor:
             assert (await visitor.get("/queues", cookie=cookies)).status == status
 
 
 async def test_a_login_is_over_after_twelve_hours(make: Make, tmp_path: Path) -> None:
     """A login ends after twelve hours, however new its cookie; a cookie of another secret, or altered, is refused."""
-    site = make(users=users_file(tmp_path), secret=KEY)
+    site = make(users=users_file(tmp_path), secret="k" * 40)
     mark = people.Password(User("ada"), HASH).mark
 
     def cookie(signed_by: Site, **said: Any) -> str:

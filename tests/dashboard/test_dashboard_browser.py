@@ -8,7 +8,6 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -49,19 +48,13 @@ def site(data: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     anyio.run(furnish, data)
     folder = tmp_path_factory.mktemp("web")
     words = ("worker", "-A", "support.dashboard_app:app", "--queues", "mail=2,slow=2,feeds=2", "--name", f"w{IMG}")
-    with Command(folder, *words, dsn=data, PYTHONPATH=str(TESTS)), serving(folder, data, "--operate") as address:
+    given = {"dsn": data, "PYTHONPATH": str(TESTS)}
+    with Command(folder, *words, **given), Command(folder, "web", "--port", "0", "--operate", **given) as web:
         with psycopg.connect(data, autocommit=True) as conn:
             conn.execute("select tallybook.enqueue('slow', 'stay', '{\"n\": 1}')")
             busy = "select 1 from tallybook.job where task = 'stay' and state = 'running'"
             wait_until(lambda: conn.execute(busy).fetchone(), "the worker runs a job", seconds=40)
-        yield address
-
-
-@contextmanager
-def serving(folder: Path, dsn: str, *words: str) -> Iterator[str]:
-    """Run `tallybook web` in its own process; yield its address."""
-    with Command(folder, "web", "--port", "0", *words, dsn=dsn, PYTHONPATH=str(TESTS)) as running:
-        yield running.address()
+        yield web.address()
 
 
 @pytest.fixture(scope="module")
@@ -520,9 +513,9 @@ def test_a_queue_is_paused_emptied_and_dropped_by_a_person(look: Browser, site: 
 
 def test_login_and_logout_in_a_browser(look: Browser, site: str, data: str, tmp_path: Path) -> None:
     """A visitor logs in first and then gets the linked page; a logout ends the session; bob sees no forms."""
-    users = users_file(tmp_path)
-    with serving(tmp_path, data, "--users", str(users)) as guarded:
-        look.get(f"{guarded}/queue?name=mail")
+    words = ("web", "--port", "0", "--users", str(users_file(tmp_path)))
+    with Command(tmp_path, *words, dsn=data, PYTHONPATH=str(TESTS)) as guarded:
+        look.get(f"{guarded.address()}/queue?name=mail")
         assert look.path.startswith("/login")
         for name, password in (("ada", "wrong password"), ("ada", PASSWORD)):
             look.find("input[name=name]").clear()
@@ -537,7 +530,7 @@ def test_login_and_logout_in_a_browser(look: Browser, site: str, data: str, tmp_
         look.find("input[name=name]").send_keys("bob")
         look.find("input[name=password]").send_keys(PASSWORD)
         submit(look, look.find("form.stack"))
-        look.get(f"{guarded}/queue?name=mail")
+        look.get(f"{guarded.address()}/queue?name=mail")
         assert not look.all("form[action$='/queue/set']") and "read only" in look.text
         look.get("about:blank")  # else the page polls on while its process ends, and complains at any time after that
     # The console reports the 401 for the wrong password; nothing else.

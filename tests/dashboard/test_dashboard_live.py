@@ -32,11 +32,10 @@ class Viewer:
     def __init__(self, stream: AsyncIterator[bytes]) -> None:
         self.said: dict[str, str] = {}
         self.lines: list[bytes] = []
-        self.stream = stream
-        self.reading = asyncio.create_task(self._read())
+        self.reading = asyncio.create_task(self._read(stream))
 
-    async def _read(self) -> None:
-        async for chunk in self.stream:
+    async def _read(self, stream: AsyncIterator[bytes]) -> None:
+        async for chunk in stream:
             self.lines.append(chunk)
             lines = chunk.decode().split("\n")
             if lines[0].startswith("event: "):

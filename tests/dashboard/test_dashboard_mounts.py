@@ -5,8 +5,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from support.dashboard import SECURITY, Visitor, visiting, walk
 from support.dashboard_app import app, furnish
 from support.pages import blocks
 from support.paths import ROOT, TESTS
+from support.workers import eventually
 from tallybook.web import Site, User, dashboard, mounted
 
 MOUNT = "/ops/queue"
@@ -79,11 +80,27 @@ async def test_it_works_below_a_path(host: str, dsn: str, db: Any) -> None:
         assert (await visitor.ask("GET", "", follow_redirects=False)).status == 307
         beside = await visitor.http.get(f"{MOUNT}er/queues")
         assert beside.status_code in (404, 418)
-        async with stream(visitor) as events:
-            chunk = await anext(events)
-            while "event: overview" not in chunk:
-                chunk += await anext(events)
-            assert f'href="{MOUNT}/jobs' in chunk
+        scope = {
+            "type": "http", "method": "GET", "path": f"{MOUNT}/events", "query_string": b"topic=overview",
+            "headers": [(b"host", b"shop.example"), (b"cookie", visitor.cookies.encode())], "raw_path": b"",
+            "client": ("127.0.0.1", 1), "server": ("shop.example", 443), "scheme": "https", "root_path": "",
+            "http_version": "1.1", "asgi": {"version": "3.0"},
+        }  # fmt: skip
+        sent: list[Any] = []
+
+        def text() -> str:
+            return b"".join(message.get("body", b"") for message in sent).decode()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            await eventually(lambda: "event: overview" in text(), "the overview is sent")
+            return {"type": "http.disconnect"}
+
+        async with asyncio.timeout(30):
+            await visitor.http._transport.app(scope, receive, send)  # type: ignore[attr-defined]
+        assert sent[0]["status"] == 200 and f'href="{MOUNT}/jobs' in text().partition("event: overview")[2]
     await site.aclose()
     assert site.live.viewers == 0
 
@@ -106,44 +123,6 @@ async def test_it_is_found_behind_a_prefix_that_a_proxy_has_taken_off(dsn: str, 
         assert (await visitor.http.get("/shop/elsewhere")).status_code == 418
         assert (await visitor.http.get(f"{MOUNT}er/queues")).status_code == 418
     await site.aclose()
-
-
-@asynccontextmanager
-async def stream(visitor: Visitor) -> AsyncIterator[AsyncIterator[str]]:
-    """Request the live parts through the host application, chunk by chunk; disconnect at the end."""
-    chunks: asyncio.Queue[str] = asyncio.Queue()
-    gone = asyncio.Event()
-    cookie = "; ".join(f"{one.name}={one.value}" for one in visitor.http.cookies.jar)
-    scope = {
-        "type": "http", "method": "GET", "path": f"{MOUNT}/events", "raw_path": b"", "query_string": b"topic=overview",
-        "headers": [(b"host", b"shop.example"), (b"cookie", cookie.encode())], "client": ("127.0.0.1", 1),
-        "scheme": "https", "root_path": "", "http_version": "1.1", "asgi": {"version": "3.0"},
-        "server": ("shop.example", 443),
-    }  # fmt: skip
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            assert message["status"] == 200
-        elif message.get("body"):
-            chunks.put_nowait(message["body"].decode())
-
-    async def receive() -> Any:
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def each() -> AsyncIterator[str]:
-        while True:
-            async with asyncio.timeout(15):
-                chunk = await chunks.get()
-            yield chunk
-
-    asked = asyncio.create_task(visitor.http._transport.app(scope, receive, send))  # type: ignore[attr-defined]
-    try:
-        yield each()
-    finally:
-        gone.set()
-        async with asyncio.timeout(15):
-            await asked
 
 
 @pytest.mark.slow

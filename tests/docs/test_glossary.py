@@ -19,11 +19,7 @@ from tools import words as odd_words
 from tools.reference import sql_files
 
 ROWS = table(text("docs/glossary.md"), "word")
-
-
-def terms() -> list[str]:
-    """The words that the glossary explains, in bold."""
-    return [term for row in ROWS for term in re.findall(r"\*\*([^*]+)\*\*", row[0])]
+TERMS = [term for row in ROWS for term in re.findall(r"\*\*([^*]+)\*\*", row[0])]
 
 
 def public_names() -> set[str]:
@@ -61,7 +57,7 @@ def test_each_word_is_in_use() -> None:
         for file in source.rglob("*")
         if file.suffix in (".py", ".sql", ".html")
     )
-    found = {term: re.escape(term.lower()).replace("\\ ", "[ _]") for term in terms()}
+    found = {term: re.escape(term.lower()).replace("\\ ", "[ _]") for term in TERMS}
     unused = [term for term, pattern in found.items() if not re.search(rf"(?<![a-z]){pattern}", code)]
     assert unused == []
 
@@ -82,7 +78,7 @@ def test_no_public_name_is_a_word_of_others() -> None:
         "run": "a schedule, now",
         "timeout": "the option that sets the deadline",
     }
-    others = {word.strip() for row in ROWS for word in row[2].split(",") if word.strip()} - set(terms())
+    others = {word.strip() for row in ROWS for word in row[2].split(",") if word.strip()} - set(TERMS)
     parts = {part for name in public_names() for part in (name, *name.split("_"))}
     assert {word for word in others if word.replace(" ", "_") in parts} <= set(of_other_ideas)
 
@@ -101,7 +97,7 @@ def test_each_state_end_and_reason_is_explained() -> None:
     """Every state of a job, end of an attempt and reason of docs/states.md is a word of the glossary."""
     states = text("docs/states.md")
     named = {word for column in ("state", "end", "reason") for word in words(table(states, column))}
-    assert named - {term.lower() for term in terms()} == set()
+    assert named - {term.lower() for term in TERMS} == set()
 
 
 def test_each_part_of_a_verb_is_explained() -> None:

@@ -1,7 +1,6 @@
 """The clock of a live server steps: its workers notice, and everything runs again within 30 s."""
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,32 +26,25 @@ Step = Callable[[timedelta], None]
 def stepped(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Step]]:
     """Yield a server, and a function that sets its clock's offset."""
     if LIBRARY is None:
-        if os.environ.get("CI"):
-            pytest.fail("libfaketime is not installed: apt-get install faketime")
-        pytest.skip("libfaketime is not installed: apt-get install faketime")
-    folder = Path(tempfile.mkdtemp(prefix="tallybook-clock-"))
-    folder.chmod(0o755)  # if the tests run as root, the server runs as another user
-    offset = folder / "offset"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("libfaketime is missing: apt-get install faketime")
+    with tempfile.TemporaryDirectory(prefix="tallybook-clock-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # if the tests run as root, the server runs as another user
 
-    def step(by: timedelta) -> None:
-        new = folder / "new"
-        new.write_text(f"{by.total_seconds():+.0f}s")
-        new.rename(offset)  # never read half written
+        def step(by: timedelta) -> None:
+            (folder / "new").write_text(f"{by.total_seconds():+.0f}s")
+            (folder / "new").rename(folder / "offset")  # never read half written
 
-    step(timedelta(0))
-    faked = {
-        "LD_PRELOAD": str(LIBRARY),
-        "FAKETIME_TIMESTAMP_FILE": str(offset),
-        "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as on a real system: setting the clock leaves it alone
-    }
-    monkeypatch.setattr("tallybook._embedded.guard.environment", lambda: environment() | faked)
-    version = int(os.environ.get("TALLYBOOK_TEST_PG") or 18)
-    try:
-        with temporary_server(version) as server:
+        step(timedelta(0))
+        faked = {
+            "LD_PRELOAD": str(LIBRARY),
+            "FAKETIME_TIMESTAMP_FILE": str(folder / "offset"),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as on a real system: setting the clock leaves it alone
+        }
+        monkeypatch.setattr("tallybook._embedded.guard.environment", lambda: environment() | faked)
+        with temporary_server(int(os.environ.get("TALLYBOOK_TEST_PG") or 18)) as server:
             yield server, step
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.mark.slow

@@ -86,9 +86,6 @@ def test_control_an_end_by_a_lease_that_is_not_on_record(db: Connection) -> None
     assert end_by_a_forgotten_lease(db) is True
 
 
-# No producer waits for another.
-
-
 def test_no_producer_waits_for_another(db: Connection, connect: Callable[..., Connection]) -> None:
     """S5-01: while a transaction that enqueued is open, others enqueue to its queues and claim without lock waits."""
     first, second, worker = connect(), connect(), connect()

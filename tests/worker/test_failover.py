@@ -117,9 +117,7 @@ def test_after_a_start_of_the_server_everybody_has_a_lease_to_come_back() -> Non
             assert look(43) == (1, "")
 
 
-TIMELINE = (
-    "create or replace function tallybook._timeline() returns text language sql volatile as $$ select '{}'::text $$"
-)
+TIMELINE = "create or replace function tallybook._timeline() returns text language sql as $$ select '{}'::text $$"
 # No rescue here: another worker of the process would take the jobs that this one gives up.
 ALONE = {"heartbeat": timedelta(seconds=0.2), "lease": timedelta(seconds=60), "rescue_look": timedelta(seconds=60)}
 

@@ -16,7 +16,6 @@ from tallybook._db.transactions import Begun, Psycopg
 from tallybook.errors import LeaseLost, NotSupported
 
 LOST = psycopg.OperationalError("the connection is lost")
-AGAIN = Constant(timedelta(0))
 
 
 @pytest.fixture
@@ -170,7 +169,7 @@ async def test_a_handler_that_chooses_the_moment(app: App, dsn: str, db: Any, jo
 async def test_a_completion_that_was_rolled_back_is_a_failure(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S5-06: a handler that returns without committing its completion fails, with a clear error, and runs again."""
 
-    @app.task(retry=AGAIN)
+    @app.task(retry=Constant(timedelta(0)))
     async def work(ctx: Context) -> None:
         async with await psycopg.AsyncConnection.connect(dsn) as conn:
             await conn.execute("insert into effect values (%s, %s)", (ctx.job_id, ctx.attempt))
@@ -193,7 +192,7 @@ async def test_a_completion_left_open_holds_up_nobody_else(
     """
     open_one: list[Any] = []
 
-    @app.task(retry=AGAIN)
+    @app.task(retry=Constant(timedelta(0)))
     async def forgets(ctx: Context) -> None:
         if not open_one:
             open_one.append(await psycopg.AsyncConnection.connect(dsn))
@@ -289,7 +288,7 @@ async def test_a_subject_is_rescheduled_in_its_handlers_own_transaction(app: App
 async def test_an_iteration_whose_end_was_rolled_back_has_failed(app: App, dsn: str, db: Any) -> None:
     """S3-07: a handler that returns without committing its Reschedule fails, which is counted, and runs again."""
 
-    @app.task(retry=AGAIN)
+    @app.task(retry=Constant(timedelta(0)))
     async def crawl(ctx: Context) -> None:
         async with await psycopg.AsyncConnection.connect(dsn) as conn:
             await conn.execute("insert into effect values (%s, %s)", (ctx.job_id, ctx.attempt))

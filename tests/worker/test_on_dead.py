@@ -32,11 +32,6 @@ async def gives_up(asset_id: int) -> Dead:
     return Dead("the asset is gone")
 
 
-@app.task
-async def says_nothing() -> None:
-    raise ValueError("nobody is told")
-
-
 @pytest.fixture(autouse=True)
 def no_mails() -> None:
     MAILS.clear()
@@ -69,6 +64,11 @@ def test_a_final_failure_tells_the_admin(dsn: str, db: Any) -> None:
 
 def test_nothing_is_told_of_what_goes_on_or_names_nobody(dsn: str, db: Any) -> None:
     """S1-25: a failure that is retried notifies nobody yet, and a task without on_dead never does."""
+
+    @app.task
+    async def says_nothing() -> None:
+        raise ValueError("nobody is told")
+
     fetch_price.with_(retry=Constant(timedelta(hours=1))).enqueue_sync(db, 7, "INFY")
     says_nothing.with_(max_attempts=1).enqueue_sync(db)
     done = drain(app, dsn=dsn)

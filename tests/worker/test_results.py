@@ -14,12 +14,6 @@ from tallybook.errors import JobCancelled, JobDied, LeaseLost, ResultMissing, Re
 from tallybook.testing import drain_async
 
 
-@dataclass
-class Price:
-    amount: int
-    at: datetime
-
-
 @pytest.fixture
 def app(dsn: str) -> App:
     return App("shop", dsn=dsn)
@@ -28,6 +22,11 @@ def app(dsn: str) -> App:
 @pytest.mark.servers
 async def test_a_result_is_kept_and_comes_back_as_annotated(app: App, dsn: str, db: Any) -> None:
     """S4-17: complete stores the handler's return value; app.result returns it with the annotated type."""
+
+    @dataclass
+    class Price:
+        amount: int
+        at: datetime
 
     @app.task
     async def quote(symbol: str) -> Price:

@@ -18,12 +18,10 @@ def _jobs(book: SharedBook, count: int, queue: str = Q) -> list[Running]:
     """Claim this many jobs, as the claimer does with an answer."""
     lease = Lease("l", random.randrange(1 << 60), queue)
     book.opened(lease, count)
-    found = []
-    for _ in range(count):
-        job = Running((random.randrange(1 << 60), 1, "t", "{}", None, 0, 0, None, None, None, None), lease, "w")
-        book.running[job.job_id] = job
-        found.append(job)
-    return found
+    row = (1, "t", "{}", None, 0, 0, None, None, None, None)
+    jobs = [Running((random.randrange(1 << 60), *row), lease, "w") for _ in range(count)]
+    book.running |= {job.job_id: job for job in jobs}
+    return jobs
 
 
 def _claim(book: SharedBook, there: int = 1 << 30) -> list[Running]:

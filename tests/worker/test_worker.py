@@ -15,8 +15,6 @@ from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Snooze
 from tallybook._worker.jobs import Book, Lease
 
-NOW = Constant(timedelta(0))
-
 
 async def test_a_failure_is_retried_after_its_backoff(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-24: a failed attempt is retried after its backoff, not before, and may complete then; failures are counted."""
@@ -39,7 +37,7 @@ async def test_a_failure_is_retried_after_its_backoff(app: App, dsn: str, db: An
 async def test_out_of_attempts_is_dead_with_its_history(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S4-12 S4-13 S1-24: after max_attempts failures a job is dead; every error is kept with its time and attempt."""
 
-    @app.task(retry=NOW, max_attempts=3)
+    @app.task(retry=Constant(timedelta(0)), max_attempts=3)
     async def broken(ctx: Context) -> None:
         raise ValueError(f"no luck {ctx.attempt}, {ctx.failures} before")
 
@@ -61,7 +59,7 @@ async def test_out_of_attempts_is_dead_with_its_history(app: App, dsn: str, db: 
 async def test_max_attempts_of_the_job_beats_that_of_the_task(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S4-04: the task's default holds unless the enqueue sets another value."""
 
-    @app.task(retry=NOW, max_attempts=2)
+    @app.task(retry=Constant(timedelta(0)), max_attempts=2)
     async def broken() -> None:
         raise ValueError
 
@@ -352,9 +350,6 @@ def test_two_claims_with_one_number_are_told_apart() -> None:
     assert book.open_from == 7
     book.ended(open_one)
     assert book.open_from == 8
-
-
-# The record of a failure
 
 
 @pytest.mark.parametrize("how", ["on the loop", "on a thread"])

@@ -30,12 +30,8 @@ def state(workers: Workers, job: Any) -> JobInfo:
 
 
 def ended(workers: Workers, *jobs: Any, seconds: float = 15.0) -> list[JobInfo]:
-    for job in jobs:
-        wait_until(
-            lambda job=job: state(workers, job).state in ("completed", "dead", "cancelled"),  # type: ignore[misc]
-            f"job {job.id} has ended",
-            seconds=seconds,
-        )
+    ends = {"completed", "dead", "cancelled"}
+    wait_until(lambda: {state(workers, job).state for job in jobs} <= ends, f"{jobs} have ended", seconds=seconds)
     return [state(workers, job) for job in jobs]
 
 
