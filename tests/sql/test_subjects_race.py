@@ -5,8 +5,9 @@ answer, a promise after its commit.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from uuid import UUID, uuid4
+from dataclasses import dataclass
+from functools import partial
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -16,7 +17,7 @@ from support.broken import without
 from support.database import Connect
 from support.database import Connection as Db
 from support.hands import Hands
-from support.interleave import Connection, Step, claimed, is_idle, rows, step
+from support.interleave import Connection, Step, commit, missed, promised, rows, start, step, two_workers, unless
 from support.sessions import behind, crossed, is_blocked
 from support.subjects import call, clock, end, forget, many, push, seen, start_one, state, upsert
 from support.waiting import wait_until
@@ -25,92 +26,31 @@ pytestmark = pytest.mark.direct("watches which session waits for which")
 
 
 @dataclass
-class Scene:
+class Scene(interleave.Scene):
     """One subject in a queue of its own, which has the queue's name."""
 
-    queue: str
-    workers: dict[str, int]
-    claimed: dict[str, dict[int, tuple[UUID, int]]] = field(default_factory=dict)
-    running: dict[str, int] = field(default_factory=dict)
-    did: dict[int, int] = field(default_factory=dict)
-    """Job -> the number in its args when it last started."""
-    starts: list[int] = field(default_factory=list)
-    open: dict[Connection, list[tuple[int, int, str]]] = field(default_factory=dict)
-    told: list[tuple[int, int, str]] = field(default_factory=list)
-    """What committed producers were told: job, number, report."""
-    wrong: list[str] = field(default_factory=list)
     freed: int = 0
 
 
 @step
 async def claim(conn: Connection, scene: Scene, name: str) -> None:
     await conn.execute("select tallybook.promote()")
-    for job, lease, attempt in await claimed(conn, scene.workers[name], scene.queue):
-        scene.claimed.setdefault(name, {})[job] = (lease, attempt)
+    await interleave.claim(name)(conn, scene)
 
 
-@step
-async def start(conn: Connection, scene: Scene, name: str) -> None:
-    mine = scene.claimed.setdefault(name, {})
-    for job, (lease, attempt) in list(mine.items()):
-        if scene.running.get(name) == job:
-            continue
-        query = (
-            "select coalesce(blocked_by = 'cancelled', false), coalesce(blocked_by = 'changing', false),"
-            " coalesce(blocked_by = 'postponed', false), (args ->> 'n')::int from tallybook.claimed_jobs(%s, %s)"
-        )
-        ((cancelled, wait, put_off, n),) = await rows(conn, query, lease, job)
-        if cancelled or put_off:
-            verb = "cancel_running" if cancelled else "postpone"
-            await rows(conn, f"select tallybook.{verb}(%s, %s, %s)", lease, job, attempt)
-            del mine[job]
-        elif not wait:
-            if others := [other for other in scene.running.values() if other != job]:
-                scene.wrong.append(f"job {job} started while {others} ran")
-            changing = [n for told in scene.open.values() for j, n, report in told if (j, report) == (job, "updated")]
-            if changing:
-                scene.wrong.append(f"job {job} started while {changing} were being promised of it")
-            scene.running[name] = job
-            scene.did[job] = n
-            scene.starts.append(job)
-
-
-@step
-async def finish(conn: Connection, scene: Scene, name: str, verb: str = "subject_complete", more: str = "") -> None:
-    if (job := scene.running.get(name)) is None:
-        return
-    lease, attempt = scene.claimed[name][job]
-    if at_once := is_idle(conn):
-        del scene.running[name]
-    await rows(conn, f"select tallybook.{verb}(%s, %s, %s{more})", lease, job, attempt)
-    if at_once:
-        del scene.claimed[name][job]
-
-
-@step
-async def commit(conn: Connection, scene: Scene, name: str = "-") -> None:
-    if job := scene.running.pop(name, None):
-        del scene.claimed[name][job]
-    await conn.execute("commit")
-    scene.told += scene.open.pop(conn, [])
+finish = partial(interleave.end, verb="subject_complete")
 
 
 @step
 async def produce(conn: Connection, scene: Scene, n: int, *, verb: str = "upsert") -> None:
     """Ask for the subject to work on number n."""
-    ran = set(scene.running.values())
+    ran = set().union(*scene.running.values())
     said = "report" if verb == "upsert" else "case when created then 'created' else 'kept' end"
     query = f"select job_id, {said} from tallybook.subject_{verb}(%s, 't', %s, jsonb_build_object('n', %s::int))"  # noqa: S608
-    try:
-        ((job, report),) = await rows(conn, query, scene.queue, scene.queue, n)
-    except psycopg.Error as error:
-        if error.sqlstate != "TB005":
-            raise
-        await conn.execute("rollback")
-        return
-    if report == "updated" and job in ran:
-        scene.wrong.append(f"job {job} was changed while it ran")
-    (scene.told if is_idle(conn) else scene.open.setdefault(conn, [])).append((job, n, report))
+    for job, report in await unless(["TB005"], conn, query, scene.queue, scene.queue, n):
+        if report == "updated" and job in ran:
+            scene.wrong.append(f"job {job} was changed while it ran")
+        promised(conn, scene, job, n, report)
 
 
 @step
@@ -126,13 +66,7 @@ async def cancel(conn: Connection, scene: Scene) -> None:
 
 @step
 async def retry(conn: Connection, scene: Scene) -> None:
-    try:
-        await rows(conn, "select tallybook.retry(%s)", scene.told[0][0])
-        scene.freed -= 1
-    except psycopg.Error as error:
-        if error.sqlstate not in ("TB005", "TB002"):
-            raise
-        await conn.execute("rollback")
+    scene.freed -= len(await unless(["TB005", "TB002"], conn, "select tallybook.retry(%s)", scene.told[0][0]))
 
 
 @dataclass(frozen=True)
@@ -144,7 +78,7 @@ class Scenario:
 
 OPEN_UPSERT: Sequence[Step] = [produce(2, begin=True), commit()]
 WORK: Sequence[Step] = [claim("one"), start("one"), finish("one")]
-ITERATE: Sequence[Step] = [claim("one"), start("one"), finish("one", "subject_reschedule", ", run_in => '0'")]
+ITERATE: Sequence[Step] = [claim("one"), start("one"), finish("one", verb="subject_reschedule", more=", run_in => '0'")]
 SCENARIOS: dict[str, Scenario] = {
     "an upsert and a claim": Scenario([OPEN_UPSERT, WORK], "pending"),
     "an upsert of a planned one and a claim": Scenario([OPEN_UPSERT, WORK], "planned"),
@@ -198,9 +132,9 @@ async def _judge(conn: Connection, scene: Scene) -> list[str]:
     seen = await rows(conn, "select job_id, state from tallybook.subject where subject = %s", scene.queue)
     made = sum(report == "created" for _, _, report in scene.told)
     wrong = list(scene.wrong)
-    last = {job: n for job, n, report in scene.told if report in ("created", "updated", "unchanged")}
-    wrong += [f"{n} was promised of job {job}, which did {scene.did.get(job)}" for job, n in last.items()
-              if scene.did.get(job) != n and not scene.freed]  # fmt: skip
+    if not scene.freed:
+        kept = ("created", "updated", "unchanged")
+        wrong += missed(scene, {job: n for job, n, report in scene.told if report in kept})
     if made > 1 + scene.freed:
         wrong.append(f"{made} were told that they made it")
     if len(seen) > 1 or scene.told and not seen and not scene.freed:  # noqa: RUF021
@@ -211,9 +145,7 @@ async def _judge(conn: Connection, scene: Scene) -> list[str]:
 
 def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
     async def begin(conn: Connection, queue: str) -> Scene:
-        query = "select tallybook.worker_start('one', %s), tallybook.worker_start('two', %s)"
-        ((one, two),) = await rows(conn, query, [queue], [queue])
-        scene = Scene(queue, {"one": one, "two": two})
+        scene = Scene(queue, await two_workers(conn, queue))
         await _begin(conn, scene, scenario.first)
         return scene
 

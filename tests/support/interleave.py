@@ -16,8 +16,10 @@ possible order.
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, LiteralString, ParamSpec, Self, TypeAlias
 from uuid import UUID, uuid4
 
@@ -104,14 +106,15 @@ async def rows(conn: Connection, query: Any, *params: object) -> list[tuple[Any,
     return await (await conn.execute(query, params)).fetchall()
 
 
-async def claimed(conn: Connection, worker: int, queue: str, most: int = 10) -> list[tuple[int, UUID, int]]:
-    """Claim available jobs, past cancelled ones; return job, lease and attempt of each."""
-    while True:
-        lease = uuid4()
-        query = "select claim_id, jobs from tallybook.claim(%s, %s, %s, %s)"
-        ((claim_id, jobs),) = await rows(conn, query, worker, [queue], [most], lease)
-        if claim_id is None or jobs:
-            return await rows(conn, "select job_id, %s::uuid, attempt from tallybook.claimed_jobs(%s)", lease, lease)
+async def unless(sqlstates: Sequence[str], conn: Connection, query: Any, *params: object) -> list[tuple[Any, ...]]:
+    """Return the rows of a query, or none, after a rollback, if it fails with one of these."""
+    try:
+        return await rows(conn, query, *params)
+    except psycopg.Error as error:
+        if error.sqlstate not in sqlstates:
+            raise
+        await conn.execute("rollback")
+        return []
 
 
 def play(
@@ -221,3 +224,106 @@ class Interleaver:
         for conn in self.sessions:
             if not is_idle(conn):
                 await conn.execute("rollback")
+
+
+# --- a scene of two workers as a program outside sees it: a start after its answer, an end before its commit --------
+
+
+@dataclass
+class Scene:
+    queue: str
+    workers: dict[str, int]
+    claimed: dict[str, dict[int, tuple[UUID, int]]] = field(default_factory=lambda: defaultdict(dict))
+    """Per worker: job -> lease, attempt."""
+    running: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    ordered: bool = True
+    """Whether only one job may run at a time."""
+    starts: list[int] = field(default_factory=list)
+    did: dict[int, int] = field(default_factory=dict)
+    """The number in the args of each job when it last started."""
+    open: dict[Connection, list[tuple[int, int, str]]] = field(default_factory=lambda: defaultdict(list))
+    told: list[tuple[int, int, str]] = field(default_factory=list)
+    """What committed producers were told: the job that does their work, its number, a report."""
+    wrong: list[str] = field(default_factory=list)
+
+
+async def two_workers(conn: Connection, queue: str) -> dict[str, int]:
+    query = "select tallybook.worker_start('one', %s), tallybook.worker_start('two', %s)"
+    ((one, two),) = await rows(conn, query, [queue], [queue])
+    return {"one": one, "two": two}
+
+
+@step
+async def claim(conn: Connection, scene: Scene, name: str, most: int = 10) -> None:
+    """Claim available jobs, past cancelled ones."""
+    claim_id, jobs, query = -1, 0, "select claim_id, jobs from tallybook.claim(%s, %s, %s, %s)"
+    while claim_id is not None and not jobs:
+        lease = uuid4()
+        ((claim_id, jobs),) = await rows(conn, query, scene.workers[name], [scene.queue], [most], lease)
+    for job, attempt in await rows(conn, "select job_id, attempt from tallybook.claimed_jobs(%s)", lease):
+        scene.claimed[name][job] = (lease, attempt)
+
+
+@step
+async def start(conn: Connection, scene: Scene, name: str) -> None:
+    """Look at all jobs that are claimed and not started: end those that must not start, ask for the others' turns."""
+    mine, free = scene.claimed[name], []
+    for job, (lease, attempt) in list(mine.items()):
+        if job in scene.running[name]:
+            continue
+        query = "select blocked_by, (args ->> 'n')::int from tallybook.claimed_jobs(%s, %s)"
+        ((blocked_by, n),) = await rows(conn, query, lease, job)
+        if blocked_by in ("cancelled", "postponed"):
+            verb = "cancel_running" if blocked_by == "cancelled" else "postpone"
+            await rows(conn, f"select tallybook.{verb}(%s, %s, %s)", lease, job, attempt)
+            del mine[job]
+        elif blocked_by != "changing":
+            free.append((lease, job, attempt, n))
+    if not free:
+        return
+    *asked, numbers = map(list, zip(*free, strict=True))
+    ((ready, busy),) = await rows(conn, "select ready, busy from tallybook.order_admit(%s, %s, %s)", *asked)
+    for job, n in zip(asked[1], numbers, strict=True):
+        if job in ready:
+            if scene.ordered and (others := set().union(*scene.running.values())):
+                scene.wrong.append(f"job {job} started while {others} ran")
+            if changing := [n for told in scene.open.values() for j, n, how in told if (j, how) == (job, "updated")]:
+                scene.wrong.append(f"job {job} started while {changing} were being promised of it")
+            scene.running[name].add(job)
+            scene.starts.append(job)
+            scene.did[job] = n
+        elif job not in busy:
+            del mine[job]
+
+
+@step
+async def end(conn: Connection, scene: Scene, name: str, verb: str = "complete", more: str = "") -> None:
+    """End what the worker runs; in an open transaction, it runs until the commit."""
+    jobs, at_once = list(scene.running[name]), is_idle(conn)
+    if at_once:
+        del scene.running[name]
+    for job in jobs:
+        lease, attempt = scene.claimed[name][job]
+        await rows(conn, f"select tallybook.{verb}(%s, %s, %s{more})", lease, job, attempt)
+        if at_once:
+            del scene.claimed[name][job]
+
+
+@step
+async def commit(conn: Connection, scene: Scene, name: str = "") -> None:
+    """Commit what a producer or this worker has done."""
+    for job in scene.running.pop(name, ()):
+        del scene.claimed[name][job]
+    await conn.execute("commit")
+    scene.told += scene.open.pop(conn, [])
+
+
+def promised(conn: Connection, scene: Scene, job: int, n: int, report: str = "") -> None:
+    """Note what a producer is told, which counts from its commit on."""
+    (scene.told if is_idle(conn) else scene.open[conn]).append((job, n, report))
+
+
+def missed(scene: Scene, told: dict[int, int]) -> list[str]:
+    """Return the jobs that did not do the last work that was promised of them, in the end."""
+    return [f"{n} was promised of job {job}, which did {scene.did.get(job)}" for job, n in told.items()
+            if scene.did.get(job) != n]  # fmt: skip
