@@ -71,8 +71,7 @@ def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
                 await conn.execute("select tallybook.rescue()")
             await conn.execute("select tallybook.promote()")
             for name in scene.workers:
-                for play_step in (claim(name), start(name), end(name)):
-                    await play_step(conn, scene)
+                await interleave.work(conn, scene, name)
         left = "select id, state from tallybook.job where queue = %s and state <> all ('{completed,cancelled,dead}')"
         wrong = scene.wrong + missed(scene, {job: n for job, n, _ in scene.told})
         wrong += [f"job {job} is {state} for ever" for job, state in await rows(conn, left, scene.queue)]

@@ -11,7 +11,7 @@ possible order.
     async def judge(conn, scene):
         return [...]                                        # the findings in the result
 
-    found, played = play(dsn, [first, second], begin, judge, interleavings([3, 2]))
+    found, played = play(dsn, [first, second], begin, judge, interleavings([first, second]))
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, LiteralString, ParamSpec, Self, TypeAlias
+from typing import Any, Concatenate, LiteralString, ParamSpec, TypeAlias
 from uuid import UUID, uuid4
 
 import psycopg
@@ -40,25 +40,20 @@ select pid from pg_stat_activity
 class StepFailed(AssertionError):
     """A step raised an error. The text has the schedule, so that you can run it alone."""
 
-    def __init__(self, schedule: Schedule, session: int, step: int, error: BaseException) -> None:
-        super().__init__(f"schedule {schedule}: step {step} of session {session}: {type(error).__name__}: {error}")
-        self.schedule, self.session, self.step, self.error = schedule, session, step, error
 
-
-def interleavings(lengths: Sequence[int]) -> Iterator[Schedule]:
-    """Yield every order of the steps of sessions with these numbers of steps."""
-    if not any(lengths):
+def interleavings(sessions: Sequence[Sequence[Step]]) -> Iterator[Schedule]:
+    """Yield every order of the steps of these sessions."""
+    if not any(sessions):
         yield ()
-    for session, left in enumerate(lengths):
-        if left:
-            rest = [n - (i == session) for i, n in enumerate(lengths)]
-            for schedule in interleavings(rest):
-                yield (session, *schedule)
+    for number, steps in enumerate(sessions):
+        if steps:
+            for schedule in interleavings([left[i == number :] for i, left in enumerate(sessions)]):
+                yield (number, *schedule)
 
 
-def sample(lengths: Sequence[int], size: int, seed: int) -> list[Schedule]:
+def sample(sessions: Sequence[Sequence[Step]], size: int, seed: int) -> list[Schedule]:
     """Draw `size` different orders, the same ones for the same seed."""
-    line = [session for session, n in enumerate(lengths) for _ in range(n)]
+    line = [number for number, steps in enumerate(sessions) for _ in steps]
     source = random.Random(seed)
     found: dict[Schedule, None] = {}
     for _ in range(size * 10):
@@ -71,9 +66,8 @@ def sample(lengths: Sequence[int], size: int, seed: int) -> list[Schedule]:
 
 def some(sessions: Sequence[Sequence[Step]], most: int = 30) -> list[Schedule]:
     """Return every order, or a sample of `most`."""
-    lengths = [len(session) for session in sessions]
-    schedules = list(interleavings(lengths))
-    return schedules if len(schedules) <= most else sample(lengths, most, 1)
+    schedules = list(interleavings(sessions))
+    return schedules if len(schedules) <= most else sample(sessions, most, 1)
 
 
 def step(play: Callable[Concatenate[Connection, Any, P], Awaitable[object]]) -> Callable[P, Any]:
@@ -96,10 +90,6 @@ def step(play: Callable[Concatenate[Connection, Any, P], Awaitable[object]]) -> 
 def is_idle(conn: Connection) -> bool:
     """Whether no transaction is open."""
     return conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-
-
-async def connect(dsn: str) -> Connection:
-    return await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=0)
 
 
 async def rows(conn: Connection, query: Any, *params: object) -> list[tuple[Any, ...]]:
@@ -131,7 +121,12 @@ def play(
 
     async def play_all() -> tuple[list[str], int]:
         found, played = [], 0
-        async with Interleaver(dsn, len(sessions)) as runner, await connect(dsn) as conn:
+        async with AsyncExitStack() as stack:
+            conns = []
+            for _ in range(len(sessions) + 2):
+                opened = await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=0)
+                conns.append(await stack.enter_async_context(opened))
+            conn, runner = conns.pop(), Interleaver(conns, conns.pop())
             for number, schedule in enumerate(schedules):
                 scene = await begin(conn, f"q{number}")
                 try:
@@ -150,25 +145,8 @@ def play(
 class Interleaver:
     """Connections reused for all schedules, and one that watches for lock waits."""
 
-    def __init__(self, dsn: str, sessions: int) -> None:
-        self._dsn = dsn
-        self._count = sessions
-        self._stack = AsyncExitStack()
-        self.sessions: list[Connection] = []
-        self.skipped = 0
-
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            for _ in range(self._count + 1):
-                conn = await connect(self._dsn)
-                stack.push_async_callback(conn.close)
-                self.sessions.append(conn)
-            self._watcher = self.sessions.pop()
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+    def __init__(self, sessions: list[Connection], watcher: Connection) -> None:
+        self.sessions, self._watcher = sessions, watcher
 
     async def run(self, schedule: Schedule, sessions: Sequence[Sequence[Step]], scene: Any) -> bool:
         """Run one schedule; return False if it cannot happen. Raises StepFailed. No transaction stays open."""
@@ -177,19 +155,16 @@ class Interleaver:
         try:
             for session in schedule:
                 if session in pending:
-                    self.skipped += 1
                     return False
-                step = sessions[session][done[session]]
-                pending[session] = asyncio.create_task(self._play(self.sessions[session], step, scene))
+                conn, step = self.sessions[session], sessions[session][done[session]]
+                playing = conn.execute(step) if isinstance(step, str) else step(conn, scene)
+                pending[session] = asyncio.ensure_future(playing)
                 done[session] += 1
                 await self._settle(schedule, pending, done)
             await self._settle(schedule, pending, done, to_the_end=True)
             return True
         finally:
             await self._clean_up(pending)
-
-    async def _play(self, conn: Connection, step: Step, scene: Any) -> object:
-        return await (conn.execute(step) if isinstance(step, str) else step(conn, scene))
 
     async def _settle(
         self, schedule: Schedule, pending: dict[int, asyncio.Task[object]], done: list[int], to_the_end: bool = False
@@ -203,7 +178,8 @@ class Interleaver:
                 if running.done():
                     del pending[session]
                     if error := running.exception():
-                        raise StepFailed(schedule, session, done[session], error)
+                        step = f"schedule {schedule}: step {done[session]} of session {session}"
+                        raise StepFailed(f"{step}: {type(error).__name__}: {error}") from error
             if not to_the_end and await self._all_wait(pending):
                 return
             if loop.time() > deadline:
@@ -213,7 +189,7 @@ class Interleaver:
         if not pending:
             return True
         pids = [self.sessions[session].info.backend_pid for session in pending]
-        waiting = await (await self._watcher.execute(_WAITS, [pids])).fetchall()
+        waiting = await rows(self._watcher, _WAITS, pids)
         return len(waiting) == len(pids) and not any(step.done() for step in pending.values())
 
     async def _clean_up(self, pending: dict[int, asyncio.Task[object]]) -> None:
@@ -307,6 +283,12 @@ async def end(conn: Connection, scene: Scene, name: str, verb: str = "complete",
         await rows(conn, f"select tallybook.{verb}(%s, %s, %s{more})", lease, job, attempt)
         if at_once:
             del scene.claimed[name][job]
+
+
+async def work(conn: Connection, scene: Scene, name: str) -> None:
+    """Claim, start and complete what there is."""
+    for play_step in (claim(name), start(name), end(name)):
+        await play_step(conn, scene)
 
 
 @step
