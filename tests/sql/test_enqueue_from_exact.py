@@ -3,17 +3,18 @@
 import os
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from support.broken import without
 from support.database import Connect, Connection, one
 from support.hands import Hands, cancel, enqueue_from, keys, put, put_many, retry, values
-from support.sessions import crossed
+from support.sessions import behind, crossed
 from support.waiting import wait_until
 
 KEYS = ["a", "b", "c", "d", "e"]
@@ -30,8 +31,9 @@ class Example:
 
     def __init__(self, db: Connection, seed: int) -> None:
         self.db, self.chance = db, random.Random(seed)
-        self.queue = self.task = f"x{seed}"
-        self.hands = Hands(db, self.queue)
+        self.name = f"x{seed}"
+        self.own = {"queue": self.name, "task": self.name}
+        self.hands = Hands(db, self.name)
         self.running: list[Any] = []
         for _ in range(self.chance.randrange(30)):
             self.step(self.chance.choice([*3 * ["put"], "claim", "complete", "fail", "cancel", "retry", "promote"]))
@@ -43,7 +45,7 @@ class Example:
         self.own_cancel = self.chance.choice(jobs) if jobs and self.chance.random() < 0.15 else None
 
     def jobs(self, where: str) -> list[int]:
-        found = self.db.execute(f"select id from tallybook.job where queue = %s and {where} order by id", [self.queue])  # noqa: S608
+        found = self.db.execute(f"select id from tallybook.job where queue = %s and {where} order by id", [self.name])  # noqa: S608
         return [job for (job,) in found]
 
     def step(self, what: str) -> None:
@@ -51,8 +53,8 @@ class Example:
         match what:
             case "put":
                 put(
-                    self.db, queue=self.queue, task=self.task, unique_key=choice(KEYS), run_at=choice(TIMES),
-                    unique_while=choice(["running", "queued"]), order_key=choice([None, None, self.task]),
+                    self.db, **self.own, unique_key=choice(KEYS), run_at=choice(TIMES),
+                    unique_while=choice(["running", "queued"]), order_key=choice([None, None, self.name]),
                 )  # fmt: skip
             case "claim" if chance() < 0.2 and (jobs := self.jobs("state = 'available'")):
                 self.hands.one("select tallybook.claim_job(%s, %s, gen_random_uuid())", self.hands.worker, choice(jobs))
@@ -89,32 +91,23 @@ class Example:
                 "select (args ->> 'n')::int, unique_key, queue, priority, state, attempt, max_attempts,"
                 " case when state = 'scheduled' then run_at end, id from tallybook.job"
                 " where task = %s and id > %s order by id",
-                (self.task, last),
+                (self.name, last),
             ).fetchall()
             names = {row[-1]: f"new {row[0]}" for row in new}
-            held = self.db.execute(
-                "select key, generation, job_id, others from tallybook.unique_key where task = %s order by 1, 2",
-                [self.task],
-            ).fetchall()
+            query = "select key, generation, job_id, others from tallybook.unique_key where task = %s order by 1, 2"
+            held = self.db.execute(query, [self.name]).fetchall()
             return [row[:-1] for row in new], [(k, g, names.get(job, job), others) for k, g, job, others in held]
 
     def one_by_one(self) -> None:
         for key, n, at, priority in self.rows:
-            put(
-                self.db, queue=self.queue, task=self.task, args={"n": n}, run_at=at, unique_key=key,
-                priority=2 if priority is None else priority,
-            )  # fmt: skip
+            priority = 2 if priority is None else priority
+            put(self.db, **self.own, args={"n": n}, run_at=at, unique_key=key, priority=priority)
 
     def at_once(self) -> None:
-        rows = ", ".join(
-            self.hands.one(
-                "select format('(%%L, %%s, %%L::timestamptz, %%L::int)', %s::text, %s::int, %s::text, %s::int)", *row
-            )
-            for row in self.rows
-        )
-        columns = "key, jsonb_build_object('n', n) as args, run_at, priority"
-        query = f"select {columns} from (values {rows}) v(key, n, run_at, priority)"  # noqa: S608
-        enqueue_from(self.db, query, queue=self.queue, task=self.task)
+        literals = sql.SQL(", ").join(sql.SQL("({}, {}, {}::timestamptz, {}::int)").format(*row) for row in self.rows)
+        query = sql.SQL("select k as key, jsonb_build_object('n', n) as args, t as run_at, p as priority"
+                        " from (values {}) v(k, n, t, p)")  # fmt: skip
+        enqueue_from(self.db, query.format(literals).as_string(self.db), **self.own)
 
 
 @pytest.mark.slow
@@ -150,22 +143,6 @@ def test_it_agrees_with_enqueue(db: Connection, guard: str | None, instead: str)
 # --- beside other producers ----------------------------------------------------------------------------------------
 
 
-class Call:
-    """A call of enqueue_from in a thread, on a connection of its own."""
-
-    def __init__(self, connect: Connect, query: str) -> None:
-        self.conn = connect()
-        self._answer = ThreadPoolExecutor(1).submit(enqueue_from, self.conn, query)
-
-    def waits_for(self, db: Connection, other: Connection) -> None:
-        """Wait until the call waits for the other session."""
-        pids = (other.info.backend_pid, self.conn.info.backend_pid)
-        wait_until(lambda: one(db, "select %s = any (pg_blocking_pids(%s))", *pids), "the call waits for the other")
-
-    def said(self) -> tuple[int, int]:
-        return self._answer.result(30)
-
-
 @contextmanager
 def producer(connect: Connect, *unique: str) -> Iterator[Connection]:
     """A session that has enqueued a job with each of these keys, and has not committed."""
@@ -174,6 +151,17 @@ def producer(connect: Connect, *unique: str) -> Iterator[Connection]:
         put(conn, unique_key=key)
     yield conn
     conn.rollback()
+
+
+@contextmanager
+def waiting(db: Connection, connect: Connect) -> Iterator[tuple[Connection, Future[tuple[int, int]]]]:
+    """A session that has enqueued a job with key b, and a call with keys a, b and c that waits for its end."""
+    conn = connect()
+    with producer(connect, "b") as other, behind(conn) as pool:
+        call = pool.submit(enqueue_from, conn, values("a", "b", "c"))
+        pids = (other.info.backend_pid, conn.info.backend_pid)
+        wait_until(lambda: one(db, "select %s = any (pg_blocking_pids(%s))", *pids), "the call waits for the other")
+        yield other, call
 
 
 def live(db: Connection) -> list[str | None]:
@@ -191,46 +179,31 @@ def test_it_waits_for_nobody_else(db: Connection, connect: Connect) -> None:
 @pytest.mark.parametrize(("end", "made"), [("commit", 2), ("rollback", 3)])
 def test_it_waits_for_who_uses_the_same_key(db: Connection, connect: Connect, end: str, made: int) -> None:
     """S1-21: a call waits for a producer that uses one of its keys, and enqueues that row only after a rollback."""
-    with producer(connect, "b") as other:
-        call = Call(connect, values("a", "b", "c"))
-        call.waits_for(db, other)
+    with waiting(db, connect) as (other, call):
         getattr(other, end)()
-        assert call.said() == (3, made)
+        assert call.result(30) == (3, made)
     assert live(db) == ["a", "b", "c"]
 
 
 def test_control_a_key_taken_meanwhile(db: Connection, connect: Connect) -> None:
     """Negative control: without the check whether it got the key, two jobs have it."""
     without(db, "_enqueue_batch", "if found then", "if true then")
-    with producer(connect, "b") as other:
-        call = Call(connect, values("a", "b", "c"))
-        call.waits_for(db, other)
+    with waiting(db, connect) as (other, call):
         other.commit()
-        call.said()
+        call.result(30)
     assert live(db) == ["a", "b", "b", "c"]
 
 
-def test_after_a_conflict_it_looks_again(db: Connection, connect: Connect) -> None:
+@pytest.mark.parametrize("control", [False, True], ids=["guard", "control"])
+def test_after_a_conflict_it_looks_again(db: Connection, connect: Connect, control: bool) -> None:
     """A producer that cancels its job before its commit leaves the key free, so the row is enqueued."""
-    with producer(connect, "b") as other:
-        call = Call(connect, values("a", "b", "c"))
-        call.waits_for(db, other)
+    if control:  # a conflict counts as a held key, so that row is lost
+        without(db, "_enqueue_batch", "v_ours[v.n] := tallybook._claim_key(p_task, v.key, v.id) = v.id", "continue")
+    with waiting(db, connect) as (other, call):
         other.execute("select tallybook.cancel(id) from tallybook.job where unique_key = 'b'")
         other.commit()
-        assert call.said() == (3, 3)
-    assert live(db) == ["a", "b", "c"]
-
-
-def test_control_no_second_look(db: Connection, connect: Connect) -> None:
-    """Negative control: if a conflict counts as a held key, that row is lost."""
-    without(db, "_enqueue_batch", "v_ours[v.n] := tallybook._claim_key(p_task, v.key, v.id) = v.id", "continue")
-    with producer(connect, "b") as other:
-        call = Call(connect, values("a", "b", "c"))
-        call.waits_for(db, other)
-        other.execute("select tallybook.cancel(id) from tallybook.job where unique_key = 'b'")
-        other.commit()
-        assert call.said() == (3, 2)
-    assert live(db) == ["a", "c"]
+        assert call.result(30) == (3, 2 if control else 3)
+    assert live(db) == (["a", "c"] if control else ["a", "b", "c"])
 
 
 @pytest.mark.parametrize("control", [False, True], ids=["guard", "control"])
@@ -276,7 +249,8 @@ def test_many_at_once(db: Connection, connect: Connect) -> None:
     """S1-21: five calls that find the same rows in random order enqueue each row once in total, and none fails."""
     query = "select n as key, '{}'::jsonb as args from generate_series(1, 300) n order by random()"
     for _ in range(3):
-        calls = [Call(connect, query) for _ in range(5)]
-        assert sum(call.said()[1] for call in calls) == 300
+        with ThreadPoolExecutor(5) as pool:
+            calls = [pool.submit(enqueue_from, connect(), query) for _ in range(5)]
+        assert sum(call.result()[1] for call in calls) == 300
         Hands(db).run_all()
     assert db.execute("select count(*), count(distinct unique_key) from tallybook.job").fetchone() == (900, 300)

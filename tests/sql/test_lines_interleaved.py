@@ -6,99 +6,21 @@ after its answer, an end before its commit is sent, so each overlap that is foun
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from uuid import UUID
 
-import psycopg
 import pytest
 
 from support import interleave
 from support.broken import without
 from support.database import Connection as Db
-from support.interleave import Connection, Step, claimed, is_idle, rows, step
+from support.interleave import Connection, Step, claim, commit, end, missed, promised, rows, start, step, unless
 
 pytestmark = pytest.mark.direct("watches which session waits for which")
 
 
 @dataclass
-class Scene:
-    queue: str
-    workers: dict[str, int]
+class Scene(interleave.Scene):
     jobs: list[int] = field(default_factory=list)
-    claimed: dict[str, dict[int, tuple[UUID, int]]] = field(default_factory=dict)
-    """Per worker: job -> lease, attempt."""
-    running: dict[str, set[int]] = field(default_factory=dict)
-    starts: list[int] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    ordered: bool = True
-    relied: dict[Connection, list[tuple[int, int]]] = field(default_factory=dict)
-    told: list[tuple[int, int]] = field(default_factory=list)
-    """The job that would do a committed producer's work, as the producer was told, and the number of that work."""
-    did: dict[int, int] = field(default_factory=dict)
-    """The number that each job had when it started."""
-
-
-@step
-async def claim(conn: Connection, scene: Scene, name: str, max_jobs: int = 10) -> None:
-    for job, lease, attempt in await claimed(conn, scene.workers[name], scene.queue, max_jobs):
-        scene.claimed.setdefault(name, {})[job] = (lease, attempt)
-
-
-@step
-async def start(conn: Connection, scene: Scene, name: str) -> None:
-    """Check all jobs that are claimed and not started: end the cancelled ones, ask for the turns of the free ones."""
-    mine = scene.claimed.setdefault(name, {})
-    free = []
-    for job, (lease, attempt) in list(mine.items()):
-        if job in scene.running.get(name, set()):
-            continue
-        query = (
-            "select coalesce(blocked_by = 'cancelled', false), coalesce(blocked_by = 'changing', false),"
-            " args ->> 'n' from tallybook.claimed_jobs(%s, %s)"
-        )
-        ((cancelled, busy, n),) = await rows(conn, query, lease, job)
-        if cancelled:
-            await rows(conn, "select tallybook.cancel_running(%s, %s, %s)", lease, job, attempt)
-            del mine[job]
-        elif not busy:
-            free.append((lease, job, attempt, n))
-    if not free:
-        return
-    leases, jobs, attempts, numbers = map(list, zip(*free, strict=True))
-    ((ready, busy),) = await rows(
-        conn, "select ready, busy from tallybook.order_admit(%s, %s, %s)", leases, jobs, attempts
-    )
-    for job, n in zip(jobs, numbers, strict=True):
-        if job in ready:
-            if scene.ordered and (others := set().union(*scene.running.values()) if scene.running else set()):
-                scene.wrong.append(f"job {job} started while {others} ran")
-            scene.running.setdefault(name, set()).add(job)
-            scene.starts.append(job)
-            scene.did[job] = int(n or 0)
-        elif job not in busy:
-            del mine[job]
-
-
-@step
-async def end(conn: Connection, scene: Scene, name: str, verb: str = "complete") -> None:
-    at_once = is_idle(conn)
-    if at_once:
-        scene.running.pop(name, None)
-    mine = scene.claimed.get(name, {})
-    for job in [job for job in mine if job in scene.starts]:
-        lease, attempt = mine[job]
-        if not at_once or job not in set().union(*scene.running.values(), set()):
-            more = ", '0'" if verb == "snooze" else ""
-            await rows(conn, f"select tallybook.{verb}(%s, %s, %s{more})", lease, job, attempt)
-            if at_once:
-                del mine[job]
-
-
-@step
-async def commit(conn: Connection, scene: Scene, name: str) -> None:
-    for job in scene.running.pop(name, ()):
-        scene.claimed[name].pop(job, None)
-    await conn.execute("commit")
-    scene.told += scene.relied.pop(conn, [])
+    """Those with the order key, which exist before the first step."""
 
 
 @step
@@ -108,12 +30,7 @@ async def cancel(conn: Connection, scene: Scene, which: int) -> None:
 
 @step
 async def retry(conn: Connection, scene: Scene, which: int) -> None:
-    try:
-        await rows(conn, "select tallybook.retry(%s)", scene.jobs[which])
-    except psycopg.Error as error:
-        if error.sqlstate != "TB005":
-            raise
-        await conn.execute("rollback")
+    await unless(["TB005"], conn, "select tallybook.retry(%s)", scene.jobs[which])
 
 
 @step
@@ -124,10 +41,7 @@ async def produce(conn: Connection, scene: Scene, n: int) -> None:
         " unique_while => 'queued', on_conflict => 'replace_args')"
     )
     ((job,),) = await rows(conn, query, scene.queue, n, scene.queue)
-    if is_idle(conn):
-        scene.told.append((job, n))
-    else:
-        scene.relied.setdefault(conn, []).append((job, n))
+    promised(conn, scene, job, n)
 
 
 @dataclass(frozen=True)
@@ -139,17 +53,9 @@ class Scenario:
     """Whether a rescue may be needed."""
 
 
-async def _complete(conn: Connection, scene: Scene, name: str) -> None:
-    for job in scene.running.pop(name, ()):
-        lease, attempt = scene.claimed[name].pop(job)
-        await rows(conn, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
-
-
 def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
     async def begin(conn: Connection, queue: str) -> Scene:
-        query = "select tallybook.worker_start('one', %s), tallybook.worker_start('two', %s)"
-        ((one, two),) = await rows(conn, query, [queue], [queue])
-        scene = Scene(queue, {"one": one, "two": two}, ordered=scenario.keyed > 0)
+        scene = Scene(queue, await interleave.two_workers(conn, queue), ordered=scenario.keyed > 0)
         for _ in range(scenario.keyed):
             query = "select tallybook.enqueue(%s, 't', order_key => %s)"
             scene.jobs.append((await rows(conn, query, queue, queue))[0][0])
@@ -159,26 +65,19 @@ def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
 
     async def judge(conn: Connection, scene: Scene) -> list[str]:
         for name in scene.workers:
-            await _complete(conn, scene, name)
+            await end(name)(conn, scene)
         for _ in range(12):
             if scenario.heal:
                 await conn.execute("select tallybook.rescue()")
             await conn.execute("select tallybook.promote()")
             for name in scene.workers:
-                await claim(name)(conn, scene)
-                await start(name)(conn, scene)
-                await _complete(conn, scene, name)
+                await interleave.work(conn, scene, name)
         left = "select id, state from tallybook.job where queue = %s and state <> all ('{completed,cancelled,dead}')"
-        stuck = [f"job {job} is {state} for ever" for job, state in await rows(conn, left, scene.queue)]
-        wrong = scene.wrong + stuck
+        wrong = scene.wrong + missed(scene, {job: n for job, n, _ in scene.told})
+        wrong += [f"job {job} is {state} for ever" for job, state in await rows(conn, left, scene.queue)]
         first = list(dict.fromkeys(scene.starts))
         if scenario.keyed and not scenario.heal and first != sorted(first):
             wrong.append(f"started in the order {first}")
-        wrong += [
-            f"work {n} was told to job {job}, which did {scene.did.get(job)}"
-            for job, n in dict(scene.told).items()  # the last number for each job
-            if scene.did.get(job) != n
-        ]
         return wrong
 
     return interleave.play(dsn, scenario.sessions, begin, judge, interleave.some(scenario.sessions))
@@ -190,7 +89,7 @@ LATE: list[Step] = [claim("one", 1), start("one"), end("one", begin=True), commi
 SCENARIOS: dict[str, Scenario] = {
     "two workers, one key": Scenario([ONE, TWO], keyed=3),
     "an end that commits late": Scenario([LATE, [claim("two"), start("two"), start("two"), end("two")]], keyed=3),
-    "a snooze": Scenario([[claim("one"), start("one"), end("one", "snooze")], TWO], keyed=2),
+    "a snooze": Scenario([[claim("one"), start("one"), end("one", "snooze", ", '0'")], TWO], keyed=2),
     "a cancel of who is next": Scenario(
         [ONE, [cancel(1, begin=True), claim("two"), commit("two")]], keyed=3, heal=True
     ),
@@ -198,12 +97,12 @@ SCENARIOS: dict[str, Scenario] = {
     "a cancel that is retried": Scenario(
         [ONE, [cancel(1), retry(1, begin=True), commit("two")], [start("two")]], keyed=3, heal=True
     ),
-    "a producer and a worker": Scenario([[produce(2, begin=True), produce(3), commit("-")], ONE], unique=True),
+    "a producer and a worker": Scenario([[produce(2, begin=True), produce(3), commit()], ONE], unique=True),
     "two producers and a worker": Scenario(
-        [[produce(2, begin=True), commit("-")], [produce(3, begin=True), commit("-")], ONE], unique=True
+        [[produce(2, begin=True), commit()], [produce(3, begin=True), commit()], ONE], unique=True
     ),
     "a producer, a snooze": Scenario(
-        [[produce(2, begin=True), commit("-")], [claim("one"), start("one"), end("one", "snooze"), claim("one")]],
+        [[produce(2, begin=True), commit()], [claim("one"), start("one"), end("one", "snooze", ", '0'"), claim("one")]],
         unique=True,
     ),
 }

@@ -18,14 +18,7 @@ import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from psycopg import sql
 
 from support.chance import QUIET, THOROUGH
@@ -113,9 +106,6 @@ class Ledger(RuleBasedStateMachine):
         self.workers: list[Worker] = []
         self.paused = False
         self.written = 0
-
-    @initialize()
-    def start(self) -> None:
         self.start_worker(TASKS)
 
     # Rules: producers.
@@ -124,9 +114,8 @@ class Ledger(RuleBasedStateMachine):
     def enqueue(self, new: tuple[str, int, int | None, str | None], limit: int | None) -> None:
         task, priority, days, key = new
         run_at = None if days is None else self.base + days * DAY
-        got = self.one(
-            "select tallybook.enqueue(%s, %s, '{}', %s, %s, %s, %s)", QUEUE, task, run_at, priority, key, limit
-        )
+        call = "select tallybook.enqueue(%s, %s, '{}', %s, %s, %s, %s)"
+        got = self.one(call, QUEUE, task, run_at, priority, key, limit)
         self.written += 1
         self.put(got, task, priority, run_at, key, limit)
 
@@ -149,10 +138,7 @@ class Ledger(RuleBasedStateMachine):
         self, got: int, task: str, priority: int, run_at: datetime | None, key: str | None, limit: int | None
     ) -> bool:
         """Return whether it is a new job."""
-        holders = [
-            job.id for job in self.jobs.values() if job.open and key is not None and (job.task, job.key) == (task, key)
-        ]
-        if holders:
+        if holders := self.holders(task, key):
             assert [got] == holders
             return False
         assert got not in self.jobs
@@ -168,9 +154,8 @@ class Ledger(RuleBasedStateMachine):
     @precondition(lambda self: len(self.workers) < 4)
     @rule(tasks=st.sampled_from([TASKS, TASKS[:1]]))
     def start_worker(self, tasks: tuple[str, ...]) -> None:
-        started = self.one(
-            "select tallybook.worker_start('w', array[%s], %s::text[], at => %s)", QUEUE, list(tasks), self.now
-        )
+        call = "select tallybook.worker_start('w', array[%s], %s::text[], at => %s)"
+        started = self.one(call, QUEUE, list(tasks), self.now)
         self.workers.append(Worker(started, tasks, self.now))
 
     @rule(n=st.integers(0, 4), data=st.data())
@@ -241,13 +226,10 @@ class Ledger(RuleBasedStateMachine):
 
     # Rules: ends. Each is called with the lease that holds the attempt, and with leases and attempts that do not.
 
-    def one_running(self, data: st.DataObject) -> Job:
-        return data.draw(st.sampled_from([job for job in self.jobs.values() if job.state == "running"]))
-
     @precondition(lambda self: self.running)
     @rule(data=st.data(), n=st.integers(1, 4))
     def complete(self, data: st.DataObject, n: int) -> None:
-        jobs = list({job.id: job for job in (self.one_running(data) for _ in range(n))}.values())
+        jobs = list({job.id: job for job in (data.draw(st.sampled_from(self.running)) for _ in range(n))}.values())
         others = [job for job in self.jobs.values() if job not in jobs]
         right = [(job.lease, job.id, job.attempt) for job in jobs]
         wrong = []
@@ -267,7 +249,7 @@ class Ledger(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), days=st.sampled_from([0, 1, 3]), final=st.booleans(), limit=st.sampled_from([None, 3]))
     def fail(self, data: st.DataObject, days: int, final: bool, limit: int | None) -> None:
-        job = self.one_running(data)
+        job = data.draw(st.sampled_from(self.running))
         got = self.one(
             "select tallybook.fail(%s, %s, %s, %s, %s, %s, %s, %s)",
             job.lease, job.id, job.attempt, json.dumps({"message": f"no luck in {job.attempt}"}), days * DAY, limit,
@@ -286,10 +268,9 @@ class Ledger(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), days=st.sampled_from([0, 1, 3]))
     def snooze(self, data: st.DataObject, days: int) -> None:
-        job = self.one_running(data)
-        got = self.one(
-            "select tallybook.snooze(%s, %s, %s, %s, %s)", job.lease, job.id, job.attempt, days * DAY, self.now
-        )
+        job = data.draw(st.sampled_from(self.running))
+        call = "select tallybook.snooze(%s, %s, %s, %s, %s)"
+        got = self.one(call, job.lease, job.id, job.attempt, days * DAY, self.now)
         self.written += 1
         assert got == ("scheduled" if days else "available")
         self.go_on(job, self.now + days * DAY)
@@ -297,7 +278,7 @@ class Ledger(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def move(self, data: st.DataObject) -> None:
-        job = self.one_running(data)
+        job = data.draw(st.sampled_from(self.running))
         assert self.one("select tallybook.move(%s, %s, %s)", job.lease, job.id, job.attempt) == "moved"
         self.written += 1
         job.part = f"task:{job.task}"
@@ -308,7 +289,7 @@ class Ledger(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), reason=st.sampled_from([None, "not wanted"]))
     def cancelled(self, data: st.DataObject, reason: str | None) -> None:
-        job = self.one_running(data)
+        job = data.draw(st.sampled_from(self.running))
         got = self.one("select tallybook.cancel_running(%s, %s, %s, %s)", job.lease, job.id, job.attempt, reason)
         assert got == "cancelled"
         self.end(job, "cancelled", reason)
@@ -342,12 +323,7 @@ class Ledger(RuleBasedStateMachine):
     @rule(data=st.data())
     def retry(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(list(self.jobs.values())))
-        others = [
-            other
-            for other in self.jobs.values()
-            if other is not job and other.open and other.key and (other.task, other.key) == (job.task, job.key)
-        ]
-        if job.state not in ("dead", "cancelled") or others:
+        if job.state not in ("dead", "cancelled") or self.holders(job.task, job.key):
             self.refused("TB005", "select tallybook.retry(%s, %s)", job.id, self.now)
             return
         got = self.one("select tallybook.retry(%s, %s)", job.id, self.now)
@@ -400,7 +376,7 @@ class Ledger(RuleBasedStateMachine):
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(self.workers))
-        mine = [job for job in self.jobs.values() if job.state == "running" and job.worker == worker.id]
+        mine = [job for job in self.running if job.worker == worker.id]
         renew = "select job_id from tallybook.renew(%s, 0, %s::bigint[], %s)"
         params = (worker.id, [job.id for job in mine], self.now)
         if worker.gone:
@@ -422,7 +398,7 @@ class Ledger(RuleBasedStateMachine):
             else:
                 worker.gone = True
                 dead.add(worker.id)
-        lost = [job for job in self.jobs.values() if job.state == "running" and job.worker in dead]
+        lost = [job for job in self.running if job.worker in dead]
         got = self.row("select * from tallybook.rescue(%s, max_crashes => 2, at => %s)", LEASE_TIME, self.now)
         self.written += 1
         assert got == (len(lost), suspects)
@@ -443,23 +419,15 @@ class Ledger(RuleBasedStateMachine):
         """A verb that is rolled back to a savepoint has no effect."""
         job = data.draw(st.sampled_from([*self.jobs.values(), Job(0, "send", 1, None, None)]))
         verb = data.draw(st.sampled_from(VERBS))
-        values = {
-            "queue": QUEUE,
-            "job": job.id,
-            "attempt": job.attempt,
-            "lease": job.lease or uuid.uuid4(),
-            "new": uuid.uuid4(),
-            "worker": data.draw(st.sampled_from(self.workers)).id,
-            "at": self.now,
-        }
-        self.db.execute("begin")
-        self.db.execute("savepoint s")
+        worker = data.draw(st.sampled_from(self.workers)).id
+        values = {"queue": QUEUE, "job": job.id, "attempt": job.attempt, "worker": worker, "at": self.now}
+        values |= {"lease": job.lease or uuid.uuid4(), "new": uuid.uuid4()}
+        self.db.execute("begin; savepoint s")
         try:
             self.db.execute(f"select * from tallybook.{verb}", values)  # noqa: S608
         except psycopg.Error as error:
             assert (error.sqlstate or "").startswith("TB"), error
-        self.db.execute("rollback to savepoint s")
-        self.db.execute("commit")
+        self.db.execute("rollback to savepoint s; commit")
 
     @rule()
     def fold(self) -> None:
@@ -487,14 +455,14 @@ class Ledger(RuleBasedStateMachine):
         columns = "id, task, state, priority, attempt, attempts, failures, crashes, max_attempts, unique_key, worker_id"
         shown = self.db.execute(
             f"select {columns}, array(select e ->> 'message' from jsonb_array_elements(errors) e),"  # noqa: S608
-            " last_error from tallybook.job order by id"
+            " last_error, reason from tallybook.job order by id"
         ).fetchall()
         assert shown == [
             (
                 job.id, job.task, job.state, job.priority, job.attempt, job.started, job.failures, job.crashes,
                 job.max_attempts, job.key,
-                job.worker if job.lease and job.state in ("running", "completed", "cancelled") else None,
-                job.errors, job.errors[-1] if job.errors else None,
+                job.worker if job.state in ("running", "completed", "cancelled") else None,
+                job.errors, job.errors[-1] if job.errors else None, job.reason,
             )
             for _, job in sorted(self.jobs.items())
         ]  # fmt: skip
@@ -509,6 +477,9 @@ class Ledger(RuleBasedStateMachine):
         assert wrong == []
 
     # Both sides.
+
+    def holders(self, task: str, key: str | None) -> list[int]:
+        return [job.id for job in self.jobs.values() if job.open and key and (job.task, job.key) == (task, key)]
 
     def line_up(self, job: Job) -> None:
         job.state, job.run_at = "cancelled" if job.cancel_asked else "available", None
@@ -531,8 +502,8 @@ class Ledger(RuleBasedStateMachine):
         job.state, job.reason, job.place, job.cancel_asked = state, reason, None, False
 
     @property
-    def running(self) -> bool:
-        return any(job.state == "running" for job in self.jobs.values())
+    def running(self) -> list[Job]:
+        return [job for job in self.jobs.values() if job.state == "running"]
 
     def row(self, statement: str, *params: Any) -> tuple[Any, ...]:
         (row,) = self.db.execute(statement, params)

@@ -17,7 +17,7 @@ import pytest
 
 from support.database import Connection, without_statistics
 from support.job_lists import STATES
-from support.sessions import Reading, reading
+from support.sessions import Reading, placed, reading
 
 SMALL, LARGE = 1_000, 10_000
 LEDGERS = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$"
@@ -63,6 +63,7 @@ declare
   v_worker int := tallybook.worker_start('new', '{mail}'); v_claim record;
   v_one uuid := gen_random_uuid(); v_two uuid := gen_random_uuid(); v_three uuid := gen_random_uuid();
 begin
+  truncate place;
   insert into place select 'completed', max(e.job_id) from tallybook.entry e;
   insert into place select 'oldest', min(e.job_id) from tallybook.entry e;
   insert into place select 'failed once', min(e.job_id) from tallybook.entry e where e.attempt = 2;
@@ -167,25 +168,10 @@ VERBS = {
 
 @dataclass
 class Stage:
-    """A database with history, on which each call is measured and rolled back."""
+    """A database with history, and the readings of each call by the number of its jobs."""
 
     db: Connection
     readings: dict[int, dict[str, Reading]] = field(default_factory=dict)
-
-    def measure(self, size: int, more: int) -> None:
-        """Measure each call with `more` new jobs, which make `size`."""
-        self.db.execute(FILL % {"jobs": more})
-        self.db.execute("truncate place")
-        self.db.execute(STAGE)
-        self.readings[size] = {verb: reading(self.db, self.call(verb), LEDGERS) for verb in VERBS}
-        self.db.execute("select tallybook.worker_stop(id::int) from place where name = 'worker'")
-
-    def call(self, verb: str) -> str:
-        places: dict[str, str] = dict(self.db.execute("select name, id from place").fetchall())
-        call = VERBS[verb]
-        for name, place in places.items():
-            call = call.replace(f":{name}", str(place))
-        return call
 
 
 @pytest.fixture(scope="module", params=["", pytest.param("one class", marks=pytest.mark.slow)])
@@ -200,8 +186,11 @@ def stage(server: Any, template: str, request: pytest.FixtureRequest) -> Iterato
                          " tallybook.claim_long, tallybook.outcome_brief, tallybook.outcome_long")  # fmt: skip
         conn.execute("create table place (name text primary key, id text)")
         made = Stage(conn)
-        made.measure(SMALL, SMALL)
-        made.measure(LARGE, LARGE - SMALL)
+        for size, more in ((SMALL, SMALL), (LARGE, LARGE - SMALL)):
+            conn.execute(FILL % {"jobs": more})
+            conn.execute(STAGE)
+            made.readings[size] = {verb: reading(conn, placed(conn, call), LEDGERS) for verb, call in VERBS.items()}
+            conn.execute("select tallybook.worker_stop(id::int) from place where name = 'worker'")
         yield made
 
 
@@ -297,12 +286,11 @@ def test_no_plan_reads_all_or_compiles(stage: Stage) -> None:
     for setting in ("log_min_duration = 0", "log_nested_statements = on", "log_format = json"):
         db.execute(f"set auto_explain.{setting}")
     db.execute("set client_min_messages = log")
-    db.execute("truncate place")
     db.execute(STAGE)
-    for verb in VERBS:
+    for verb, call in VERBS.items():
         if verb == "cancel_many of a queue that has no history":
             continue  # a person's verb without a key: scheduled has no index by queue, so it is scanned
-        call = stage.call(verb)
+        call = placed(db, call)
         notices.clear()
         db.execute("begin")
         db.execute(call)

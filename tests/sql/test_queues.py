@@ -1,4 +1,4 @@
-"""Queues: settings, retention classes, pause and resume, drop, top, and transitions on a channel."""
+"""Queues: settings, retention classes, pause and resume, drop, top, transitions on a channel, oldest jobs."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -8,12 +8,15 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
+from support.broken import without
 from support.database import Connect, Connection, Row, call, one
 from support.hands import Hands, put, put_many, states
 from support.sessions import is_blocked, pages
 from support.waiting import wait_until
 
 LATER = datetime.now(UTC) + timedelta(days=1)
+PAST, MIN = datetime(2026, 1, 31, 9, tzinfo=UTC), timedelta(minutes=1)
+OLDEST = "select queue, oldest from tallybook._oldest_of(%s) order by queue"
 
 
 def heard(db: Connection, ear: Connection) -> list[dict[str, Any]]:
@@ -386,3 +389,62 @@ def test_notify_is_switched_on_beside_another_change_of_it(db: Connection, conne
         first.commit()
         assert beside.result() == "created"
     assert one(db, "select count(*) from pg_trigger where tgname = 'publish'") == 5
+
+
+def oldest(db: Connection, *queues: str) -> dict[str, int]:
+    """Return the time of each queue's oldest job, in minutes after PAST; check that the view agrees."""
+    found = {queue: (at - PAST) // MIN for queue, at in db.execute(OLDEST, [list(queues)]).fetchall()}
+    view = db.execute("select queue, oldest from tallybook.queue_stats where oldest is not null").fetchall()
+    assert found == {queue: (at - PAST) // MIN for queue, at in view if queue in queues}
+    return found
+
+
+@pytest.mark.direct("holds transactions open beside others")
+@pytest.mark.parametrize("open_ones", [0, 2])
+def test_the_oldest_of_a_queue_is_the_next_of_its_lines(db: Connection, connect: Connect, open_ones: int) -> None:
+    """S3-36: the oldest job is never a claimed one, even of a transaction that is claimed in part, or uncommitted.
+
+    With other transactions open, it is found in another way, with the same result.
+    """
+    put(db, queue="a", at=PAST + MIN)
+    Hands(db, "a").claim()  # so that all go to one lane
+    others = [connect(autocommit=False) for _ in range(open_ones)]
+    for n, other in enumerate(others):
+        put(other, queue="a", at=PAST + n * MIN)  # older than all, and not committed
+    with db.transaction():
+        for minutes in range(10, 20):
+            put(db, queue="a", at=PAST + minutes * MIN)
+    put(db, queue="a", at=PAST + 30 * MIN, priority=1)
+    put(db, queue="b", at=PAST + 40 * MIN)
+    put(db, queue="done", at=PAST + 5 * MIN)
+    assert oldest(db, "a", "b", "done", "never") == {"a": 10, "b": 40, "done": 5}
+    Hands(db, "done").claim()
+    assert oldest(db, "a", "b", "done") == {"a": 10, "b": 40}
+    hands = Hands(db, "a")
+    hands.claim(1)  # of the lane that goes first
+    assert oldest(db, "a") == {"a": 10}
+    hands.claim(3)
+    assert oldest(db, "a", "b") == {"a": 13, "b": 40}
+    hands.claim(7)
+    assert oldest(db, "a", "b") == {"b": 40}
+    for n, other in enumerate(others):  # the claims have passed them, and they are there now
+        other.commit()
+        assert oldest(db, "a") == {"a": 0}, n
+    put(db, queue="a", at=PAST + 50 * MIN)
+    assert oldest(db, "a") == {"a": 50}  # a claim takes the late jobs after this one
+
+
+@pytest.mark.direct("holds transactions open beside others")
+def test_control_an_open_transaction_is_asked_about(db: Connection, connect: Connect) -> None:
+    """Control of the quick way: if it is taken with a hole in the line, the late job is not found."""
+    hands, other = Hands(db, "a"), connect(autocommit=False)
+    put(db, queue="a", at=PAST + 5 * MIN)  # so that both go to one lane
+    put(other, queue="a", at=PAST)
+    put(db, queue="a", at=PAST + 10 * MIN)
+    assert len(hands.claim()) == 2
+    other.commit()
+    assert oldest(db, "a") == {"a": 0}
+    without(db, "_oldest_of", "h.holes = '{}' and h.closed = '{}'", "true")
+    # Another test's transaction in the same cluster would send it the other way.
+    without(db, "_oldest_of", "pg_snapshot_xmin(v_snap) >= pg_snapshot_xmax(v_snap)", "true")
+    assert db.execute(OLDEST, [["a"]]).fetchall() == []

@@ -1,4 +1,7 @@
-"""Dependencies of rooms: lower rooms call few functions of the parts; parts name neither each other nor read or ops."""
+"""Dependencies of rooms, which are folders of the SQL. Lower rooms call few functions of the parts.
+
+Parts name neither each other nor read or ops.
+"""
 
 import re
 from collections import Counter
@@ -15,34 +18,6 @@ MADE = re.compile(
     r"^create (?:or replace )?(?:function|view|table|type|sequence) tallybook\.(\w+)", re.MULTILINE | re.IGNORECASE
 )
 NAMED = re.compile(r"tallybook\.(\w+)")
-
-
-def texts() -> dict[str, str]:
-    """Return the text of every SQL file by path, without comments."""
-    files = [file for file in sorted(SQL.rglob("*.sql")) if file.parent.name != "migrations"]
-    return {file.relative_to(SQL).as_posix(): re.sub(r"--[^\n]*", "", file.read_text("utf-8")) for file in files}
-
-
-def room(path: str) -> str:
-    """Return the room of a file: core, read, a part, or a room of ops."""
-    words = path.split("/")
-    return "/".join(words[:2]) if words[0] in ("parts", "ops") else words[0]
-
-
-def named(files: dict[str, str]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield each reference across rooms once, as room and name of both sides."""
-    home = {name: room(path) for path, text in files.items() for name in MADE.findall(text)}
-    found = set()
-    for path, text in files.items():
-        begins = [*MADE.finditer(text)]
-        for at, made in enumerate(begins):
-            body = text[made.end() : begins[at + 1].start() if at + 1 < len(begins) else len(text)]
-            for other in NAMED.findall(body):
-                if home.get(other, room(path)) != room(path):
-                    found.add((room(path), made[1], home[other], other))
-    yield from sorted(found)
-
-
 LAYERS = ("checks", "core", "lookups", "unique_key", "control")
 """The rooms below the parts: each may name those before it."""
 SEAMS = {
@@ -93,6 +68,32 @@ SEAMS = {
 }
 """The functions that rooms below the parts call in rooms above them, and when."""
 EXCEPTIONS = set((Path(__file__).parent / "rooms.txt").read_text(encoding="utf-8").splitlines())
+
+
+def texts() -> dict[str, str]:
+    """Return the text of every SQL file by path, without comments."""
+    files = [file for file in sorted(SQL.rglob("*.sql")) if file.parent.name != "migrations"]
+    return {file.relative_to(SQL).as_posix(): re.sub(r"--[^\n]*", "", file.read_text("utf-8")) for file in files}
+
+
+def room(path: str) -> str:
+    """Return the room of a file: core, read, a part, or a room of ops."""
+    words = path.split("/")
+    return "/".join(words[:2]) if words[0] in ("parts", "ops") else words[0]
+
+
+def named(files: dict[str, str]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield each reference across rooms once, as room and name of both sides."""
+    home = {name: room(path) for path, text in files.items() for name in MADE.findall(text)}
+    found = set()
+    for path, text in files.items():
+        begins = [*MADE.finditer(text)]
+        for at, made in enumerate(begins):
+            body = text[made.end() : begins[at + 1].start() if at + 1 < len(begins) else len(text)]
+            for other in NAMED.findall(body):
+                if home.get(other, room(path)) != room(path):
+                    found.add((room(path), made[1], home[other], other))
+    yield from sorted(found)
 
 
 def allowed(caller: str, callee: str, name: str) -> bool:

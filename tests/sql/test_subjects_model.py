@@ -14,14 +14,7 @@ import psycopg
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from psycopg import sql
 
 from support.chance import QUIET, THOROUGH
@@ -41,21 +34,32 @@ ARGS = st.sampled_from([None, 7])
 class Document:
     job: int
     n: int
-    state: str = "pending"
+    now: datetime
     run_at: datetime | None = None
-    """When a planned one runs."""
+    """The time it is planned for; in its lane, the time to which an upsert has moved it."""
+    lined: bool = True
+    """Whether its job is in its lane, although it may have been moved to later."""
+    attempt: Job | None = None
+    ended: str | None = None
     max_attempts: int | None = None
     iterations: int = 0
     failures: int = 0
     attempts: int = 0
     crashes: int = 0
-    lined: bool = True
-    """Whether its job is in its lane, although it may have been moved to later."""
-    moved: datetime | None = None
-    """The time to which an upsert has moved a job that is in its lane."""
     cancelled: bool = False
     """Whether it will be forgotten once its attempt has ended."""
-    attempt: Job | None = None
+
+    @property
+    def due(self) -> bool:
+        return self.run_at is not None and self.run_at < self.now + DAY / 2
+
+    @property
+    def next_run_at(self) -> datetime | None:
+        return None if self.lined and self.due else self.run_at
+
+    @property
+    def state(self) -> str:
+        return self.ended or ("active" if self.attempt else "planned" if self.next_run_at else "pending")
 
     @property
     def report(self) -> str | None:
@@ -71,16 +75,11 @@ class Documents(RuleBasedStateMachine):
         super().__init__()
         for table in TABLES:
             self.db.execute(sql.SQL("delete from tallybook.{}").format(sql.Identifier(table)))
-        row = self.db.execute("select date_trunc('second', clock_timestamp())").fetchone()
-        assert row is not None
-        self.base: datetime = row[0]
+        self.hands = Hands(self.db)
+        self.base: datetime = self.hands.one("select date_trunc('second', clock_timestamp())")
         self.documents: dict[str, Document] = {}
         self.gone: dict[int, tuple[str, Document]] = {}
         """Subjects that were cancelled before they started, by job; a person may retry them."""
-
-    @initialize()
-    def start(self) -> None:
-        self.hands = Hands(self.db)
 
     def time(self, days: int | None) -> datetime | None:
         return None if days is None else self.base + days * DAY
@@ -136,9 +135,9 @@ class Documents(RuleBasedStateMachine):
         )  # fmt: skip
 
     def made(self, name: str, job: int, n: int, days: int | None) -> None:
-        self.documents[name] = made = Document(job, n)
+        self.documents[name] = made = Document(job, n, self.base)
         if days is not None and days > 0:
-            made.state, made.run_at, made.lined = "planned", self.time(days), False
+            made.run_at, made.lined = self.time(days), False
 
     def upserted(self, name: str, n: int, days: int | None, said: tuple[Any, ...]) -> None:
         job, report, old, new = said
@@ -156,20 +155,14 @@ class Documents(RuleBasedStateMachine):
         else:
             assert job == found.job
             run_at = self.time(days)
-            if not found.lined:
-                assert old == found.run_at
-                changed = n != found.n or run_at not in (None, found.run_at)
-                found.run_at = run_at or found.run_at
-                assert new == found.run_at
+            moves = run_at not in (None, found.run_at)
+            if found.lined:  # one that runs at once is not moved to the past
+                moves = moves and ((days or 0) > 0 or found.run_at is not None)
             else:
-                moves = (run_at is not None and (days or 0) > 0) or found.moved is not None
-                moves = moves and run_at not in (None, found.moved)
-                changed = n != found.n or moves
-                if moves:
-                    found.moved = new
-                    assert new == run_at
-                    found.state, found.run_at = ("planned", run_at) if (days or 0) > 0 else ("pending", None)
-            found.n = n
+                assert old == found.run_at
+            changed = n != found.n or moves
+            found.n, found.run_at = n, run_at if moves else found.run_at
+            assert new == found.run_at or (found.lined and not moves)
             assert report == ("updated" if changed else "unchanged")
 
     @rule(name=NAMES)
@@ -199,7 +192,7 @@ class Documents(RuleBasedStateMachine):
         elif found.state in ("dead", "killed"):  # a person's retry would put it in line, as it does with a dead letter
             assert said == "cancelled"
             del self.documents[name]
-            found.state, found.lined, found.run_at, found.moved = "pending", True, None, None
+            found.ended, found.lined = None, True
             self.gone[found.job] = (name, found)
         else:
             assert said == found.state
@@ -219,15 +212,14 @@ class Documents(RuleBasedStateMachine):
         self.documents[name] = found
         if found.lined:
             found.failures = found.crashes = 0
-            if found.state == "pending":
-                found.moved = None
+            found.run_at = found.next_run_at
 
     @rule(name=NAMES)
     def retry_dead(self, name: str) -> None:
         if (found := self.documents.get(name)) is None or found.report != "dead":
             return
         self.hands.one("select tallybook.retry(%s)", found.job)
-        found.state, found.failures, found.crashes, found.lined, found.moved = "pending", 0, 0, True, None
+        found.ended, found.failures, found.crashes, found.lined = None, 0, 0, True
 
     # Maintenance.
 
@@ -240,30 +232,19 @@ class Documents(RuleBasedStateMachine):
         for one in self.everything():
             if one.run_at is not None:
                 one.run_at -= days * DAY
-            if one.moved is not None:
-                one.moved -= days * DAY
-                if one.lined and one.moved < self.base + DAY / 2 and one.state == "planned":
-                    one.state, one.run_at = "pending", None
 
     @rule()
     def promote(self) -> None:
-        due = [
-            one
-            for one in self.everything()
-            if not one.lined and one.run_at is not None and one.run_at < self.base + DAY / 2
-        ]
-        moved = [one for one in self.documents.values() if one.lined and one.moved and one.state != "active"]
+        due = [one for one in self.everything() if not one.lined and one.due]
+        moved = [one for one in self.documents.values() if one.lined and one.run_at]
         ((promoted, *_),) = call(self.db, "promote")
         assert promoted == len(due)
         for one in due:
-            one.lined, one.state, one.run_at = True, "pending", None
+            one.lined, one.run_at = True, None
+        kept = dict(self.db.execute("select job_id, run_at from tallybook.amendment").fetchall())
         for one in moved:  # they leave the lane, unless the tombstone of a cancelled attempt still exists
-            row = self.db.execute(
-                "select a.run_at from tallybook.amendment a where a.job_id = %s", (one.job,)
-            ).fetchone()
-            one.moved = row[0] if row else None
-            if one.state == "planned":
-                one.lined = one.moved is not None
+            if kept.get(one.job) is None:
+                one.lined, one.run_at = one.state == "pending", one.next_run_at
 
     def everything(self) -> list[Document]:
         return [*self.documents.values(), *(found for _, found in self.gone.values())]
@@ -307,12 +288,12 @@ class Documents(RuleBasedStateMachine):
                 assert found is not None
                 assert found.state == "planned"
                 self.hands.say("postpone", job)
-                found.lined, found.moved = False, None
+                found.lined = False
             else:
                 assert found is not None
                 assert (found.state, job.args) == ("pending", {"n": found.n})
                 assert job.id in {one.job for one in self.documents.values()}
-                found.state, found.run_at, found.moved, found.attempt = "active", None, None, job
+                found.run_at, found.attempt = None, job
                 found.attempts += 1
 
     active = precondition(lambda self: any(one.state == "active" for one in self.documents.values()))
@@ -390,15 +371,14 @@ class Documents(RuleBasedStateMachine):
 
     def again(self, name: str, found: Document, run_at: datetime | None) -> None:
         """Continue with the next attempt, unless the subject was cancelled."""
-        found.attempt = None
-        found.state, found.run_at, found.lined = "planned" if run_at else "pending", run_at, run_at is None
+        found.attempt, found.run_at, found.lined = None, run_at, run_at is None
         if found.cancelled:
             found.cancelled = False
             del self.documents[name]
             self.gone[found.job] = (name, found)
 
     def over(self, name: str, found: Document, state: str) -> None:
-        found.attempt, found.state, found.run_at, found.cancelled = None, state, None, False
+        found.attempt, found.ended, found.cancelled = None, state, False
 
     # Checks of both sides after each step.
 
@@ -409,7 +389,7 @@ class Documents(RuleBasedStateMachine):
             " case when state = 'planned' then next_run_at end from tallybook.subject order by subject"
         ).fetchall()
         assert shown == [
-            (name, one.job, one.state, one.n, one.iterations, one.failures, one.attempts, one.run_at)
+            (name, one.job, one.state, one.n, one.iterations, one.failures, one.attempts, one.next_run_at)
             for name, one in sorted(self.documents.items())
         ]
 

@@ -5,8 +5,10 @@ answer, a promise after its commit.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from uuid import UUID, uuid4
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -16,7 +18,7 @@ from support.broken import without
 from support.database import Connect
 from support.database import Connection as Db
 from support.hands import Hands
-from support.interleave import Connection, Step, claimed, is_idle, rows, step
+from support.interleave import Connection, Step, commit, missed, promised, rows, start, step, two_workers, unless
 from support.sessions import behind, crossed, is_blocked
 from support.subjects import call, clock, end, forget, many, push, seen, start_one, state, upsert
 from support.waiting import wait_until
@@ -25,92 +27,31 @@ pytestmark = pytest.mark.direct("watches which session waits for which")
 
 
 @dataclass
-class Scene:
+class Scene(interleave.Scene):
     """One subject in a queue of its own, which has the queue's name."""
 
-    queue: str
-    workers: dict[str, int]
-    claimed: dict[str, dict[int, tuple[UUID, int]]] = field(default_factory=dict)
-    running: dict[str, int] = field(default_factory=dict)
-    did: dict[int, int] = field(default_factory=dict)
-    """Job -> the number in its args when it last started."""
-    starts: list[int] = field(default_factory=list)
-    open: dict[Connection, list[tuple[int, int, str]]] = field(default_factory=dict)
-    told: list[tuple[int, int, str]] = field(default_factory=list)
-    """What committed producers were told: job, number, report."""
-    wrong: list[str] = field(default_factory=list)
     freed: int = 0
 
 
 @step
 async def claim(conn: Connection, scene: Scene, name: str) -> None:
     await conn.execute("select tallybook.promote()")
-    for job, lease, attempt in await claimed(conn, scene.workers[name], scene.queue):
-        scene.claimed.setdefault(name, {})[job] = (lease, attempt)
+    await interleave.claim(name)(conn, scene)
 
 
-@step
-async def start(conn: Connection, scene: Scene, name: str) -> None:
-    mine = scene.claimed.setdefault(name, {})
-    for job, (lease, attempt) in list(mine.items()):
-        if scene.running.get(name) == job:
-            continue
-        query = (
-            "select coalesce(blocked_by = 'cancelled', false), coalesce(blocked_by = 'changing', false),"
-            " coalesce(blocked_by = 'postponed', false), (args ->> 'n')::int from tallybook.claimed_jobs(%s, %s)"
-        )
-        ((cancelled, wait, put_off, n),) = await rows(conn, query, lease, job)
-        if cancelled or put_off:
-            verb = "cancel_running" if cancelled else "postpone"
-            await rows(conn, f"select tallybook.{verb}(%s, %s, %s)", lease, job, attempt)
-            del mine[job]
-        elif not wait:
-            if others := [other for other in scene.running.values() if other != job]:
-                scene.wrong.append(f"job {job} started while {others} ran")
-            changing = [n for told in scene.open.values() for j, n, report in told if (j, report) == (job, "updated")]
-            if changing:
-                scene.wrong.append(f"job {job} started while {changing} were being promised of it")
-            scene.running[name] = job
-            scene.did[job] = n
-            scene.starts.append(job)
-
-
-@step
-async def finish(conn: Connection, scene: Scene, name: str, verb: str = "subject_complete", more: str = "") -> None:
-    if (job := scene.running.get(name)) is None:
-        return
-    lease, attempt = scene.claimed[name][job]
-    if at_once := is_idle(conn):
-        del scene.running[name]
-    await rows(conn, f"select tallybook.{verb}(%s, %s, %s{more})", lease, job, attempt)
-    if at_once:
-        del scene.claimed[name][job]
-
-
-@step
-async def commit(conn: Connection, scene: Scene, name: str = "-") -> None:
-    if job := scene.running.pop(name, None):
-        del scene.claimed[name][job]
-    await conn.execute("commit")
-    scene.told += scene.open.pop(conn, [])
+finish = partial(interleave.end, verb="subject_complete")
 
 
 @step
 async def produce(conn: Connection, scene: Scene, n: int, *, verb: str = "upsert") -> None:
     """Ask for the subject to work on number n."""
-    ran = set(scene.running.values())
+    ran = set().union(*scene.running.values())
     said = "report" if verb == "upsert" else "case when created then 'created' else 'kept' end"
     query = f"select job_id, {said} from tallybook.subject_{verb}(%s, 't', %s, jsonb_build_object('n', %s::int))"  # noqa: S608
-    try:
-        ((job, report),) = await rows(conn, query, scene.queue, scene.queue, n)
-    except psycopg.Error as error:
-        if error.sqlstate != "TB005":
-            raise
-        await conn.execute("rollback")
-        return
-    if report == "updated" and job in ran:
-        scene.wrong.append(f"job {job} was changed while it ran")
-    (scene.told if is_idle(conn) else scene.open.setdefault(conn, [])).append((job, n, report))
+    for job, report in await unless(["TB005"], conn, query, scene.queue, scene.queue, n):
+        if report == "updated" and job in ran:
+            scene.wrong.append(f"job {job} was changed while it ran")
+        promised(conn, scene, job, n, report)
 
 
 @step
@@ -126,13 +67,7 @@ async def cancel(conn: Connection, scene: Scene) -> None:
 
 @step
 async def retry(conn: Connection, scene: Scene) -> None:
-    try:
-        await rows(conn, "select tallybook.retry(%s)", scene.told[0][0])
-        scene.freed -= 1
-    except psycopg.Error as error:
-        if error.sqlstate not in ("TB005", "TB002"):
-            raise
-        await conn.execute("rollback")
+    scene.freed -= len(await unless(["TB005", "TB002"], conn, "select tallybook.retry(%s)", scene.told[0][0]))
 
 
 @dataclass(frozen=True)
@@ -144,7 +79,7 @@ class Scenario:
 
 OPEN_UPSERT: Sequence[Step] = [produce(2, begin=True), commit()]
 WORK: Sequence[Step] = [claim("one"), start("one"), finish("one")]
-ITERATE: Sequence[Step] = [claim("one"), start("one"), finish("one", "subject_reschedule", ", run_in => '0'")]
+ITERATE: Sequence[Step] = [claim("one"), start("one"), finish("one", verb="subject_reschedule", more=", run_in => '0'")]
 SCENARIOS: dict[str, Scenario] = {
     "an upsert and a claim": Scenario([OPEN_UPSERT, WORK], "pending"),
     "an upsert of a planned one and a claim": Scenario([OPEN_UPSERT, WORK], "planned"),
@@ -168,39 +103,17 @@ SCENARIOS: dict[str, Scenario] = {
 }  # fmt: skip
 
 
-async def _work(conn: Connection, scene: Scene, name: str) -> None:
-    """Claim, start and complete what there is."""
-    for play_step in (claim(name), start(name), finish(name)):
-        await play_step(conn, scene)
-
-
-async def _begin(conn: Connection, scene: Scene, first: str) -> None:
-    if not first:
-        return
-    await produce(1)(conn, scene)
-    if first == "planned":  # due, but still in scheduled
-        await conn.execute("select tallybook.subject_forget('t', %s)", [scene.queue])
-        scene.told.clear()
-        planned = "select tallybook.subject_upsert(%s, 't', %s, '{\"n\": 1}', run_at => now() + interval '1 h')"
-        await conn.execute(planned, [scene.queue, scene.queue])
-        due = "update tallybook.scheduled set run_at = clock_timestamp() where unique_key = %s"
-        await conn.execute(due, [scene.queue])
-        ((job,),) = await rows(conn, "select job_id from tallybook.subject_job where subject = %s", scene.queue)
-        scene.told.append((job, 1, "created"))
-    if first == "completed":
-        await _work(conn, scene, "one")
-
-
 async def _judge(conn: Connection, scene: Scene) -> list[str]:
     """Let the workers do what is left; return what is wrong then."""
     for name in [*scene.workers] * 3:
-        await _work(conn, scene, name)
+        await conn.execute("select tallybook.promote()")
+        await interleave.work(conn, scene, name)
     seen = await rows(conn, "select job_id, state from tallybook.subject where subject = %s", scene.queue)
     made = sum(report == "created" for _, _, report in scene.told)
     wrong = list(scene.wrong)
-    last = {job: n for job, n, report in scene.told if report in ("created", "updated", "unchanged")}
-    wrong += [f"{n} was promised of job {job}, which did {scene.did.get(job)}" for job, n in last.items()
-              if scene.did.get(job) != n and not scene.freed]  # fmt: skip
+    if not scene.freed:
+        kept = ("created", "updated", "unchanged")
+        wrong += missed(scene, {job: n for job, n, report in scene.told if report in kept})
     if made > 1 + scene.freed:
         wrong.append(f"{made} were told that they made it")
     if len(seen) > 1 or scene.told and not seen and not scene.freed:  # noqa: RUF021
@@ -211,10 +124,18 @@ async def _judge(conn: Connection, scene: Scene) -> list[str]:
 
 def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
     async def begin(conn: Connection, queue: str) -> Scene:
-        query = "select tallybook.worker_start('one', %s), tallybook.worker_start('two', %s)"
-        ((one, two),) = await rows(conn, query, [queue], [queue])
-        scene = Scene(queue, {"one": one, "two": two})
-        await _begin(conn, scene, scenario.first)
+        scene = Scene(queue, await two_workers(conn, queue))
+        if scenario.first:
+            await produce(1)(conn, scene)
+        if scenario.first == "planned":  # due, but still in scheduled
+            await conn.execute("select tallybook.subject_forget('t', %s)", [queue])
+            planned = "select tallybook.subject_upsert(%s, 't', %s, '{\"n\": 1}', run_at => now() + interval '1 h')"
+            await conn.execute(planned, [queue, queue])
+            due = "update tallybook.scheduled set run_at = clock_timestamp() where unique_key = %s returning job_id"
+            ((job,),) = await rows(conn, due, queue)
+            scene.told[:] = [(job, 1, "created")]
+        if scenario.first == "completed":
+            await interleave.work(conn, scene, "one")
         return scene
 
     return interleave.play(dsn, scenario.sessions, begin, _judge, interleave.some(scenario.sessions))
@@ -287,8 +208,11 @@ def test_control(dsn: str, db: Db, scenario: str, function: str, changes: dict[s
 # --- a forget that commits while a worker looks ---------------------------------------------------------------------
 
 
-def _forgotten_while_leased(db: Db, connect: Connect) -> list[bool]:
-    """Forget the second of two jobs after claimed_jobs began, before it checks that job; return which are blocked."""
+@pytest.mark.parametrize("guarded", [True, False], ids=["guard", "control"])
+def test_a_forget_that_commits_while_a_worker_looks(db: Db, connect: Connect, guarded: bool) -> None:
+    """A forgotten subject does not start, even if the forget commits after claimed_jobs has taken its snapshot."""
+    if not guarded:  # with only the tombstones of claimed_jobs' own snapshot, it starts
+        without(db, "claimed_jobs", "or (e.a).cancelled")
     hands = Hands(db)
     first, _ = push(db, "a")
     push(db, "b")
@@ -306,34 +230,10 @@ def _forgotten_while_leased(db: Db, connect: Connect) -> list[bool]:
         wait_until(lambda: is_blocked(db, worker), "claimed_jobs waits")
         forgetter.execute("commit")
         gate.execute("select pg_advisory_unlock(99)")
-        return [blocked for (blocked,) in looking.result(timeout=20)]
-
-
-def test_a_forget_that_commits_while_a_worker_looks(db: Db, connect: Connect) -> None:
-    """A forgotten subject does not start, even if the forget commits after claimed_jobs has taken its snapshot."""
-    assert _forgotten_while_leased(db, connect) == [False, True]
-
-
-def test_control_without_the_newer_look(db: Db, connect: Connect) -> None:
-    """Control: with only the tombstones of claimed_jobs' own snapshot, the forgotten subject starts."""
-    without(db, "claimed_jobs", "or (e.a).cancelled")
-    assert _forgotten_while_leased(db, connect) == [False, False]
+        assert looking.result(timeout=20) == [(False,), (guarded,)], "which are blocked"
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
-
-
-def _opposite(db: Db, connect: Connect, names: list[str], turn: int = 0) -> None:
-    """Run two batches of the same subjects in opposite orders while a third session holds one of them."""
-
-    def batch(conn: Db, who: str, mine: list[str]) -> None:
-        conn.execute(f"set application_name = {who}".encode())
-        many(conn, "subject_upsert_many", mine, args=[f'{{"{who}": {turn}}}'] * len(mine))
-
-    crossed(
-        db, connect, lambda third: upsert(third, names[len(names) // 2], args={"third": turn}),
-        lambda conn: batch(conn, "one", names), lambda conn: batch(conn, "two", names[::-1]),
-    )  # fmt: skip
 
 
 BACKWARDS = "case when current_setting('application_name') = 'two' then -{0} else {0} end"
@@ -350,29 +250,32 @@ UNORDERED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("guarded", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["guard", "control"])
 @pytest.mark.parametrize("kind", UNORDERED)
-def test_batches_do_not_deadlock(db: Db, connect: Connect, kind: str) -> None:
+def test_batches_do_not_deadlock(db: Db, connect: Connect, kind: str, guarded: bool) -> None:
     """S3-12: two concurrent upserts of the same subjects in opposite orders both end, with one job per subject."""
+    if not guarded:  # each batch takes its locks in its own order
+        without(db, *UNORDERED[kind])
+
+    def opposite(names: list[str], turn: int) -> None:
+        def batch(conn: Db, who: str, mine: list[str]) -> None:
+            conn.execute(f"set application_name = {who}".encode())
+            many(conn, "subject_upsert_many", mine, args=[f'{{"{who}": {turn}}}'] * len(mine))
+
+        crossed(
+            db, connect, lambda third: upsert(third, names[len(names) // 2], args={"third": turn}),
+            lambda conn: batch(conn, "one", names), lambda conn: batch(conn, "two", names[::-1]),
+        )  # fmt: skip
+
     names = ["x" * n for n in range(1, 400)]
     if kind == "planned":
         many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
-    for turn in range(4):
-        _opposite(db, connect, [f"{turn} {name}" for name in names] if kind == "new" else names, turn)
-    jobs = db.execute("select count(*), count(distinct unique_key) from (select unique_key from tallybook.scheduled"
-                      " union all select unique_key from tallybook.entry) j").fetchone()  # fmt: skip
-    assert jobs == ((4 if kind == "new" else 1) * 399,) * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", UNORDERED)
-def test_control_batches_in_orders_of_their_own(db: Db, connect: Connect, kind: str) -> None:
-    """Control: if each batch takes its locks in its own order, two of them deadlock."""
-    names = ["x" * n for n in range(1, 400)]
-    if kind == "planned":
-        many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
-    without(db, *UNORDERED[kind])
-    with pytest.raises(psycopg.errors.DeadlockDetected):
-        _opposite(db, connect, names)
+    with nullcontext() if guarded else pytest.raises(psycopg.errors.DeadlockDetected):
+        for turn in range(4 if guarded else 1):
+            opposite([f"{turn} {name}" for name in names] if kind == "new" else names, turn)
+        jobs = db.execute("select count(*), count(distinct unique_key) from (select unique_key from tallybook.scheduled"
+                          " union all select unique_key from tallybook.entry) j").fetchone()  # fmt: skip
+        assert jobs == ((4 if kind == "new" else 1) * 399,) * 2
 
 
 def test_the_old_time_is_exact(db: Db, connect: Connect) -> None:
@@ -416,8 +319,11 @@ def test_nobody_waits_for_an_open_upsert_but_the_same_subject(db: Db, connect: C
     assert (again.changing, again.args) == (False, {"n": 1})
 
 
-def _changed_as_it_is_given_back(db: Db, connect: Connect) -> Hands:
-    """Change a pending subject to n = 2 while the worker that has claimed it gives it back for later."""
+@pytest.mark.parametrize(("last", "guarded"), [(2, True), (3, True), (3, False)], ids=["2", "3", "control"])
+def test_a_change_that_meets_a_worker_that_stops(db: Db, connect: Connect, last: int, guarded: bool) -> None:
+    """A change while the worker gives the subject back for later is not lost, and does not undo later changes."""
+    if not guarded:  # the older change stays beside the planned job, and undoes the newer one
+        without(db, "_subjects_read", "where v_special and u.kind = 'p'", "where false")
     hands = Hands(db)
     push(db, "a")
     upsert(db, "a", args={"n": 1})
@@ -428,25 +334,12 @@ def _changed_as_it_is_given_back(db: Db, connect: Connect) -> Hands:
     assert job.changing
     assert hands.say("unclaim", job, "1 h") == "scheduled"
     producer.execute("commit")
-    return hands
-
-
-@pytest.mark.parametrize("last", [2, 3])
-def test_a_change_that_meets_a_worker_that_stops(db: Db, connect: Connect, last: int) -> None:
-    """A change while the worker gives the subject back for later is not lost, and does not undo later changes."""
-    hands = _changed_as_it_is_given_back(db, connect)
-    found = seen(db)
-    assert (found["state"], found["args"]) == ("planned", {"n": 2})
-    assert upsert(db, "a", args={"n": last})[1] == ("unchanged" if last == 2 else "updated")
-    assert start_one(hands, "2 h").args == {"n": last}
-
-
-def test_control_a_change_that_is_not_absorbed(db: Db, connect: Connect) -> None:
-    """Control: if the older change stays beside the planned job, it undoes the newer one."""
-    without(db, "_subjects_read", "where v_special and u.kind = 'p'", "where false")
-    hands = _changed_as_it_is_given_back(db, connect)
-    upsert(db, "a", args={"n": 3})
-    assert start_one(hands, "2 h").args == {"n": 2}
+    if guarded:
+        found = seen(db)
+        assert (found["state"], found["args"]) == ("planned", {"n": 2})
+    said = upsert(db, "a", args={"n": last})[1]
+    assert said == ("unchanged" if last == 2 else "updated") or not guarded
+    assert start_one(hands, "2 h").args == {"n": last if guarded else 2}
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

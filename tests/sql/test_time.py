@@ -1,13 +1,22 @@
-"""Time is an argument: tests pass another time, and nothing sleeps."""
+"""Time is an argument: tests pass another time, and nothing sleeps. The server's clock may step back or forward."""
 
 from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
-from support.askers import HOUR, MIN, S, T
-from support.database import Connection, one
+from support.askers import HOUR, MIN, MS, Asker, S, T, put
+from support.broken import without
+from support.database import Connection, call, one
+from support.hands import put_many, states
+from support.ticking import clocks, fires
+from support.ticking import put as set_schedule
+
+YEARS = timedelta(days=3650)
+SERVICES = ["concurrency_release", "fair_release", "fold", "parents_resolve", "promote", "prune", "rebase", "rescue"]
 
 
 def promoted(db: Connection, at: datetime) -> int:
@@ -40,13 +49,8 @@ def test_a_job_for_later_is_due_when_its_time_comes(db: Connection) -> None:
     """S3-22: a later run_at makes a job scheduled, an earlier one available; the job is due to the microsecond."""
     later = one(db, "select tallybook.enqueue('q', 'send', run_at => %s, at => %s)", T + HOUR, T)
     now = one(db, "select tallybook.enqueue('q', 'send', run_at => %s, at => %s)", T - HOUR, T)
-    many = db.execute(
-        "select (tallybook.enqueue_many('{q,q}', '{send,send}', array['{}', '{}'],"
-        " run_ats => array[%s, %s]::timestamptz[], at => %s)).job_ids",
-        (T + HOUR, T - S, T),
-    ).fetchone() or ([],)
-    states = dict(db.execute("select id, state from tallybook.job").fetchall())
-    assert [states[job] for job in (later, now, *many[0])] == ["scheduled", "available", "scheduled", "available"]
+    many = put_many(db, 2, run_ats=[T + HOUR, T - S], at=T)
+    assert states(db, later, now, *many) == ["scheduled", "available", "scheduled", "available"]
     assert promoted(db, T + HOUR - timedelta(microseconds=1)) == 0
     assert promoted(db, T + HOUR) == 2
     assert set(db.execute("select enqueued_at from tallybook.job").fetchall()) == {(T,)}
@@ -110,10 +114,8 @@ def test_backoff_by_the_clock(db: Connection, worker: int) -> None:
     at = T
     for attempt, wait in ((1, 5 * MIN), (2, 10 * MIN)):
         lease = claim(db, worker, at)
-        said = one(
-            db, "select tallybook.fail(%s, %s::bigint, %s::int, '{}', %s, at => %s)", lease, job, attempt, wait, at + S
-        )
-        assert said == "scheduled"
+        fail = "select tallybook.fail(%s, %s::bigint, %s::int, '{}', %s, at => %s)"
+        assert one(db, fail, lease, job, attempt, wait, at + S) == "scheduled"
         assert promoted(db, at + wait) == 0
         assert promoted(db, at + S + wait) == 1
         at += S + wait
@@ -191,7 +193,7 @@ def test_a_line_by_the_clock(db: Connection, worker: int) -> None:
 
 def test_history_has_the_times_that_were_said(db: Connection, worker: int) -> None:
     """History has the start and end times that the verbs were given, on which retention relies."""
-    jobs = [one(db, "select tallybook.enqueue('q', 'send', at => %s)", T) for _ in range(5)]
+    jobs = put_many(db, 5, at=T)
     lease = claim(db, worker, T + S)
     ends = (
         "select tallybook.complete(%s, %s::bigint, 1, at => %s)",
@@ -217,7 +219,232 @@ def test_progress_and_cancels_by_the_clock(db: Connection, worker: int) -> None:
     db.execute("select tallybook.cancel_many(queue => 'q', at => %s)", [T])
     db.execute("select tallybook.cancel_running(%s, %s, 1, at => %s)", (lease, job, T + S))
     left = "select count(*) from tallybook.tombstone"
-    db.execute("select tallybook.rescue(at => %s, only_worker => 0)", [T + MIN])
-    assert one(db, left) == 1
-    db.execute("select tallybook.rescue(at => %s, only_worker => 0)", [T + MIN + S])
-    assert one(db, left) == 0
+    for at, n in ((T + MIN, 1), (T + MIN + S, 0)):
+        db.execute("select tallybook.rescue(at => %s, only_worker => 0)", [at])
+        assert one(db, left) == n
+
+
+# --- a clock that steps: delays keep their length, and everything continues ----------------------------------------
+
+
+def run(db: Connection, *services: str, at: datetime) -> None:
+    """Run these services, or all, as workers do."""
+    for service in services or SERVICES:
+        call(db, service, at=at, as_service=True)
+
+
+def run_at(db: Connection, job: int) -> datetime:
+    return one(db, "select run_at from tallybook.scheduled where job_id = %s", job)
+
+
+def end(db: Connection, verb: str, at: datetime, **more: Any) -> int:
+    """Make one job whose first attempt has ended in this way."""
+    (job,) = put(db, at=at)
+    asker = Asker(db)
+    asker.take(at=at)
+    asker.end(verb, job, at=at, **more)
+    return job
+
+
+@pytest.mark.parametrize("back", [MIN, HOUR, YEARS], ids=str)
+def test_every_service_runs_at_the_next_look(db: Connection, back: timedelta) -> None:
+    """After a step back the next services_due names all services, whatever it asks for; once they have run, none."""
+
+    def look(db: Connection, at: datetime) -> list[str]:
+        """Return the services that are due, from a services_due for promote alone."""
+        return one(db, "select due from tallybook.services_due('{promote}', at => %s)", at)
+
+    run(db, at=T)
+    db.execute("update tallybook.service set last_run_at = %s where name = 'schedules'", (T,))
+    assert look(db, T + S) == []
+    after = T - back
+    assert look(db, after) == [*SERVICES, "schedules"]
+    run(db, at=after)
+    ran = one(db, "select array_agg(name order by name) from tallybook.service where last_run_at = %s", after)
+    assert ran == SERVICES
+    assert one(db, "select last_run_at from tallybook.service where name = 'schedules'") is None
+    assert look(db, after + S) == []
+
+
+def test_a_step_is_on_record_once_and_the_doctor_shows_it(db: Connection) -> None:
+    """A step back is recorded once, with its size, and the doctor's `clock_steps` names it for a day."""
+    day = timedelta(days=1)
+    run(db, at=T)
+    run(db, at=T - HOUR)
+    assert db.execute("select noticed_at, by from tallybook.clock_step").fetchall() == [(T - HOUR, -HOUR)]
+    doctor = "select level, finding from tallybook.doctor('maintenance', at => %s) where name = 'clock_steps'"
+    assert db.execute(doctor, (T - HOUR + 5 * MIN,)).fetchone() == (
+        "warning", "the clock of the server stepped back by 60 min, 5 min ago",
+    )  # fmt: skip
+    assert one(db, doctor, T + day) == "ok"
+
+
+def test_a_clock_that_does_not_step_changes_nothing(db: Connection) -> None:
+    """Services that run at times some seconds apart, out of order, are no step."""
+    run(db, at=T)
+    run(db, at=T - 9 * S)
+    assert one(db, "select count(*) from tallybook.clock_step") == 0
+
+
+@pytest.mark.parametrize("back", [HOUR, YEARS], ids=str)
+def test_limited_jobs_keep_their_order_and_gaps(db: Connection, back: timedelta) -> None:
+    """Turns that lie ahead by the step move back by it: each job keeps its gap to the one before."""
+    db.execute("select tallybook.rate_limit_set('provider', 8, '1 minute')")
+    jobs = put(db, "provider:acme", n=6)
+    asker = Asker(db)
+    assert asker.look(T) == jobs[:1]
+    run(db, "promote", at=T + S)
+    after = T + 2 * S - back  # two seconds after the first start, by a clock that is right
+    run(db, "promote", at=after)
+    assert asker.run(after + MIN, after) == jobs[1:]
+    starts = [start for job, start in asker.started if job != jobs[0]]
+    assert after < starts[0] <= after + 7500 * MS, "a second later at most than without the step"
+    assert starts[0] >= after + 5500 * MS, "no sooner"
+    assert [b - a for a, b in pairwise(starts)] == [7500 * MS] * 4
+
+
+def test_control_limited_jobs_wait_for_the_clock(db: Connection) -> None:
+    """Control: if nothing is moved back, the next job starts only when the clock has caught up."""
+    without(db, "_service_claim", "perform tallybook._clock_back(p_at);")
+    with pytest.raises(AssertionError):
+        test_limited_jobs_keep_their_order_and_gaps(db, HOUR)
+
+
+def test_a_start_that_was_missed_by_the_step_is_made_up_for_at_once(db: Connection) -> None:
+    """A job that was let through just before the step and missed its start does not wait for the clock."""
+    db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
+    jobs = put(db, "api")
+    asker = Asker(db)
+    assert asker.look(T) == jobs
+    run(db, "promote", at=T)
+    run(db, "promote", at=T - HOUR)
+    asker.too_late(jobs, T - HOUR)
+    assert asker.started[0][1] <= T - HOUR + 200 * MS
+
+
+def test_what_an_attempt_has_put_off_comes_after_its_delay(db: Connection) -> None:
+    """A backoff and a snooze are delays and move back by the step; the run_at of a producer is a time and stays."""
+    run(db, "promote", at=T)
+    (asked,) = put(db, at=T, run_at=T + MIN)
+    failed = end(db, "fail", T, error={"message": "no"}, retry_in=MIN)
+    snoozed = end(db, "snooze", T, delay=MIN)
+    run(db, "promote", at=T - HOUR)
+    assert [run_at(db, job) for job in (failed, snoozed, asked)] == [T - HOUR + MIN, T - HOUR + MIN, T + MIN]
+
+
+def test_a_time_from_before_the_step_stays_for_a_job_that_a_limit_has_held(db: Connection) -> None:
+    """A job that was given another time while it waited for a limit keeps that time; only turns move by the step."""
+    db.execute("select tallybook.rate_limit_set('provider', 8, '1 minute')")
+    asker = Asker(db)
+    put(db, "provider:acme")
+    (held,) = put(db, "provider:acme", unique_key="k")
+    asker.look(T)
+    put(db, "provider:acme", unique_key="k", on_conflict="push_run_at", run_at=T + 6 * HOUR, at=T + S)
+    run(db, "promote", at=T + 2 * HOUR)
+    run(db, "promote", at=T + HOUR)
+    assert run_at(db, held) == T + 6 * HOUR
+
+
+def test_a_job_that_somebody_has_locked_holds_up_nothing(db: Connection, connect: Any) -> None:
+    """A scheduled job that an open transaction has locked is skipped; the others still move back."""
+    jobs = [end(db, "snooze", T, delay=MIN) for _ in range(2)]
+    run(db, "promote", at=T)
+    holder = connect(autocommit=False)
+    holder.execute("select from tallybook.scheduled where job_id = %s for update", (jobs[0],))
+    run(db, "promote", at=T - HOUR)
+    assert [run_at(db, job) for job in jobs] == [T + MIN, T - HOUR + MIN]
+
+
+def test_an_open_breaker_closes_after_its_time(db: Connection) -> None:
+    """A breaker that was opened for a minute lets its probe through a minute later, whatever the clock did."""
+    db.execute("select tallybook.breaker_set('api', 3, '1 min', '1 min')")
+    db.execute("select tallybook.breaker_open('api', at => %s)", (T,))
+    run(db, "promote", at=T)
+    run(db, "promote", at=T - HOUR)
+    assert one(db, "select open_until from tallybook.breaker_state") == T - HOUR + MIN
+
+
+def dies(db: Connection, *, at: datetime) -> int:
+    """Let a worker without a session claim a job and fall silent; return the worker."""
+    put(db, at=at)
+    worker = one(db, "select tallybook.worker_start('w', '{q}', at => %s)", at)
+    claim(db, worker, at)
+    return worker
+
+
+def lost(db: Connection, at: datetime) -> int:
+    return one(db, "select lost from tallybook.rescue(at => %s, as_service => true)", at)
+
+
+@pytest.mark.parametrize("noted", [False, True], ids=["before it was noticed", "after it was noticed"])
+def test_a_dead_worker_is_rescued_after_its_lease(db: Connection, noted: bool) -> None:
+    """A worker that died before the step loses its jobs one lease after the step, not when the clock has caught up."""
+    dies(db, at=T)
+    run(db, "rescue", at=T + (31 * S if noted else S))
+    after = T - HOUR
+    assert lost(db, after) == 0
+    assert lost(db, after + 29 * S) == 0
+    assert lost(db, after + 31 * S) == 0, "noticed"
+    assert lost(db, after + 42 * S) == 1
+
+
+def test_a_server_that_started_later_than_now_rescues(db: Connection) -> None:
+    """If the clock has stepped back behind the start of the server, a dead worker is still rescued."""
+    started: datetime = one(db, "select pg_postmaster_start_time()")
+    dies(db, at=started - HOUR)
+    assert [lost(db, started - HOUR + after) for after in (31 * S, 42 * S)] == [0, 1]
+
+
+@pytest.mark.parametrize("step", [-HOUR, HOUR, YEARS], ids=str)
+def test_a_worker_that_beats_keeps_its_jobs(db: Connection, step: timedelta) -> None:
+    """Whatever the step, a worker with the slowest heartbeat, every 15 s of a lease of 30, keeps its jobs."""
+    worker = dies(db, at=T)
+    run(db, "rescue", at=T + 14 * S)
+    after = T + 14 * S + step
+    for second in range(60):
+        assert lost(db, after + second * S) == 0
+        if second % 15 == 14:
+            db.execute("select tallybook.renew(%s, 0, at => %s)", (worker, after + second * S))
+
+
+def test_control_a_third_of_the_lease_robs_a_worker_that_beats(db: Connection) -> None:
+    """Control: if the silence of a step forward counts, a worker that sends heartbeats loses its job."""
+    without(
+        db, "_worker_fate", "when w.gone_at - w.seen_at > 2 * p_lease and not v_free then greatest(p_grace, p_lease)"
+    )
+    with pytest.raises(AssertionError):
+        test_a_worker_that_beats_keeps_its_jobs(db, HOUR)
+
+
+async def _ticks(db: Connection, dsn: str, rule: dict[str, Any], back: timedelta, *times: timedelta) -> list[datetime]:
+    """Return the recorded ticks of a schedule that ran until T, and then at these times after a step back."""
+    set_schedule(db, "s", at=T - HOUR, overlap=True, **rule)
+    after = T - back
+    async with clocks(dsn, None) as (clock,):
+        for at in [T - HOUR, T, *(after + time for time in times)]:
+            await clock.run(at=at)
+            db.execute("update tallybook.service set last_run_at = %s where name = 'promote'", (at,))
+    return [row for row in fires(db, "s", "tick") if row <= after + times[-1]]
+
+
+@pytest.mark.parametrize("back", [HOUR, YEARS], ids=str)
+async def test_a_schedule_of_short_intervals_ticks_on(db: Connection, dsn: str, back: timedelta) -> None:
+    """A schedule whose interval is shorter than the step ticks from now on, even if it fired these ticks before."""
+    times = [n * 10 * S for n in range(4)]
+    ticks = await _ticks(db, dsn, {"every": 10 * S}, back, *times)
+    assert [tick for tick in ticks if tick > T - back] == [T - back + time for time in times[1:]]
+
+
+async def test_a_daily_schedule_is_not_fired_twice(db: Connection, dsn: str) -> None:
+    """A daily schedule that has fired before a step of an hour does not fire the same tick again."""
+    ticks = await _ticks(db, dsn, {"cron": "0 0 * * *"}, HOUR, MIN, 31 * MIN, 59 * MIN, 61 * MIN)
+    assert ticks == [T - 30 * MIN]
+    assert one(db, "select fired_count from tallybook.schedule") == 1
+
+
+async def test_a_step_forward_fires_once(db: Connection, dsn: str) -> None:
+    """After a step forward missed ticks are treated as the schedule asks, once by default, and it continues."""
+    set_schedule(db, "s", at=T, every=10 * MIN, overlap=True)
+    async with clocks(dsn, None) as (clock,):
+        ran = [await clock.run(at=at) for at in (T, T + YEARS + 5 * MIN, T + YEARS + 10 * MIN)]
+    assert [one_run.fired for one_run in ran] == [0, 1, 1]

@@ -85,6 +85,13 @@ def reading(db: Connection, call: str, tables: str) -> Reading:
     return Reading(min(found), whole, indexes)
 
 
+def placed(db: Connection, call: str) -> str:
+    """Return the call with the ids in the table `place` instead of their names, as in :name."""
+    for name, place in db.execute("select name, id from place").fetchall():
+        call = call.replace(f":{name}", place)
+    return call
+
+
 def rows_read(db: Connection, work: Callable[[], object]) -> int:
     """Return how many rows and index entries of Tallybook the second of two runs reads; both are rolled back."""
     found = 0
