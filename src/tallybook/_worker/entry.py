@@ -73,7 +73,7 @@ async def drain(
     max_seconds: float | timedelta | None = None,
     raise_on_failure: bool = False,
 ) -> DrainReport:
-    """Drain as App.drain says, on one database or on the nodes in turn."""
+    """Drain one database, or the nodes in turn: see App.drain."""
     seconds = max_seconds.total_seconds() if isinstance(max_seconds, timedelta) else max_seconds
     settings = WorkerSettings(queues=parse_queues(app_queues(app) if queues is None else queues), notify=False)
     how = settings, max_jobs, seconds
