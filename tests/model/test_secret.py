@@ -31,11 +31,6 @@ def _locals_of_a_traceback(found: Any) -> str:
         return "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())
 
 
-def _line_of_a_log(found: Any) -> str:
-    record = logging.LogRecord("x", logging.INFO, "x.py", 1, "%s %r %s", (found, found, [found]), None)
-    return logging.Formatter("%(message)s %(args)s").format(record)
-
-
 SHOWN: dict[str, Callable[[Any], str]] = {
     "str": str,
     "repr": repr,
@@ -45,7 +40,9 @@ SHOWN: dict[str, Callable[[Any], str]] = {
     "json with default=str": lambda found: json.dumps({"found": found}, default=str),
     "json with default=repr": lambda found: json.dumps([found], default=repr),
     "traceback with locals": _locals_of_a_traceback,
-    "log": _line_of_a_log,
+    "log": lambda found: logging.Formatter("%(message)s %(args)s").format(
+        logging.LogRecord("x", logging.INFO, "x.py", 1, "%s %r %s", (found, found, [found]), None)
+    ),
     "asdict": lambda found: (
         repr(dataclasses.asdict(found)) if dataclasses.is_dataclass(found) else ""  # type: ignore[arg-type]
     ),
