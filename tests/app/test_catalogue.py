@@ -61,8 +61,7 @@ def _own(failures: int) -> timedelta:
 
 
 def recorded(db: Any) -> dict[str, Any]:
-    rows = db.execute("select name, to_jsonb(t) - 'name' from tallybook.task t").fetchall()
-    return dict(rows)
+    return dict(db.execute("select name, to_jsonb(t) - 'name' from tallybook.task t").fetchall())
 
 
 def test_a_worker_puts_its_tasks_on_record(dsn: str, db: Any) -> None:

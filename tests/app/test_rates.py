@@ -23,10 +23,6 @@ from tallybook.errors import ConfigError, InvalidArgument
 HOUR = timedelta(hours=1)
 
 
-def rows(db: Any, query: str) -> list[Any]:
-    return list(db.execute(query).fetchall())
-
-
 @pytest.mark.slow
 async def test_handlers_start_at_their_turn(app: App, dsn: str, db: Any) -> None:
     """S1-18: with two workers no window of a second has more than ten starts of one key."""
@@ -41,7 +37,7 @@ async def test_handlers_start_at_their_turn(app: App, dsn: str, db: Any) -> None
     async with working(app, dsn), working(app, dsn):
         await eventually(lambda: len(starts) == 25, "25 calls")
     assert all(later - first >= 1.0 for first, later in zip(starts, starts[10:], strict=False))
-    assert rows(db, "select distinct name from tallybook.rate_call") == [("api:acme",)]
+    assert db.execute("select distinct name from tallybook.rate_call").fetchall() == [("api:acme",)]
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["before the handler", "in the handler"])
@@ -90,7 +86,7 @@ async def test_a_handler_takes_a_slot_or_ends_as_a_snooze(app: App, dsn: str, db
     for job in (second, plain):
         found = jobs(job)
         assert (found.failures, found.errors, found.run_at is not None) == (0, None, True)
-    ((at,),) = rows(db, "select min(run_at) - max(called_at) from tallybook.scheduled, tallybook.rate_call")
+    (at,) = db.execute("select min(run_at) - max(called_at) from tallybook.scheduled, tallybook.rate_call").fetchone()
     assert abs(at - HOUR) < timedelta(seconds=1)
 
 
@@ -111,10 +107,9 @@ async def test_an_atomic_task_and_one_in_a_process_are_put_off_too(app: App, dsn
     async with working(app, dsn):
         await eventually(lambda: [jobs(job).state for job in both] == ["scheduled", "scheduled"], "both are put off")
     assert [jobs(job).failures for job in both] == [0, 0]
-    assert rows(db, "select * from written") == []
-    assert rows(db, "select next_at > now() + interval '59 min' from tallybook.rate_state where name = 'other'") == [
-        (True,)
-    ]
+    assert db.execute("select * from written").fetchall() == []
+    said = db.execute("select next_at > now() + interval '59 min' from tallybook.rate_state where name = 'other'")
+    assert said.fetchall() == [(True,)]
 
 
 async def test_a_provider_that_says_429_is_left_alone(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
@@ -169,17 +164,18 @@ async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) ->
     async with working(app, dsn):
         pass
     query = "select name, most, burst, in_code from tallybook.limit_rule where kind = 'rate' order by name"
-    assert rows(db, query) == [("mail", 1, 1, None), ("provider", 8, 1, "shop")]
+    assert db.execute(query).fetchall() == [("mail", 1, 1, None), ("provider", 8, 1, "shop")]
     newer = App("shop")
     newer.rate_limit("provider", 9, per="1 min")
     async with working(newer, dsn):
         pass
-    assert rows(db, query) == [("mail", 1, 1, None), ("provider", 9, 1, "shop")]
+    assert db.execute(query).fetchall() == [("mail", 1, 1, None), ("provider", 9, 1, "shop")]
     newer.rate_limits.push("provider:acme", datetime.now(UTC) + HOUR).sync(db)
     async with working(App("shop"), dsn):
         pass
-    assert rows(db, query) == [("mail", 1, 1, None)]
-    assert rows(db, "select pushed_to from tallybook.rate_state") == [(None,)], "its keys' delays go with it"
+    assert db.execute(query).fetchall() == [("mail", 1, 1, None)]
+    pushed = db.execute("select pushed_to from tallybook.rate_state").fetchall()
+    assert pushed == [(None,)], "its keys' delays go with it"
 
 
 async def test_drain_puts_off_what_a_limit_holds(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

@@ -34,13 +34,11 @@ from tallybook.errors import ConfigError, QueueUnavailable
 from tallybook.testing import drain
 from tallybook.web import dashboard
 
-CUSTOMERS = "create table customer (id int primary key, boss int references customer deferrable initially deferred)"
-
 
 @pytest.fixture
 def app(dsn: str, db: Any) -> App:
     app = App("shop", dsn=dsn)
-    db.execute(CUSTOMERS)
+    db.execute("create table customer (id int primary key, boss int references customer deferrable initially deferred)")
 
     @app.task
     async def welcome(user_id: int) -> None: ...
@@ -57,10 +55,6 @@ def url(dsn: str) -> URL:
     """The database's URL for SQLAlchemy."""
     known = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
     return URL.create("postgresql+psycopg", database=known.pop("dbname"), query=known)
-
-
-def sync_sessions(dsn: str) -> sessionmaker[Session]:
-    return sessionmaker(create_engine(url(dsn), poolclass=NullPool))
 
 
 # FastAPI
@@ -105,7 +99,7 @@ def test_a_route_and_its_jobs_are_one_transaction(kind: str, app: App, dsn: str,
                 refuse(user)
 
         else:
-            transaction = in_transaction(sync_sessions(dsn))
+            transaction = in_transaction(sessionmaker(create_engine(url(dsn), poolclass=NullPool)))
 
             @api.post("/{user}")
             def plain_route(user: int, boss: int, session: Session = transaction) -> None:
@@ -341,7 +335,7 @@ def flask_app(app: App) -> Iterator[Flask]:
 
     @flask_app.post("/session/<int:user>")
     def with_session(user: int) -> str:
-        with sync_sessions(app.conninfo()).begin() as session:
+        with Session(create_engine(url(app.conninfo()), poolclass=NullPool)) as session, session.begin():
             session.execute(text("insert into customer values (:id)"), {"id": user})
             welcome.enqueue_sync(session, user)
         return "ok"

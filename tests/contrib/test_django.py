@@ -210,12 +210,7 @@ User.objects.create_user("cem", password="open sesame", is_staff=True)
     with (
         (site.folder / "log").open("w+b") as log,
         subprocess.Popen(
-            [sys.executable, *command],
-            cwd=site.folder,
-            env=site.env,
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
+            [sys.executable, *command], cwd=site.folder, env=site.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL
         ) as server,
     ):
 

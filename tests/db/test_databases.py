@@ -61,19 +61,16 @@ def test_a_reset_database_has_the_rows_of_a_new_one(used: Database, aside: Aside
     assert put(db, unique_key="u") == first
 
 
-CHANGED = "the catalog was changed"
-
-
 @pytest.mark.parametrize(
     ("statement", "reason"),
     [
-        ("create table own (id int)", CHANGED),
-        ("alter table tallybook.node alter column name set default 'x'", CHANGED),
-        ("alter function tallybook.fold stable", CHANGED),
-        ("drop view tallybook.attempt cascade", CHANGED),
-        ("grant select on tallybook.node to public", CHANGED),
-        ("alter database {} set work_mem = '1MB'", CHANGED),
-        ("analyze tallybook.installation", CHANGED),
+        ("create table own (id int)", "the catalog was changed"),
+        ("alter table tallybook.node alter column name set default 'x'", "the catalog was changed"),
+        ("alter function tallybook.fold stable", "the catalog was changed"),
+        ("drop view tallybook.attempt cascade", "the catalog was changed"),
+        ("grant select on tallybook.node to public", "the catalog was changed"),
+        ("alter database {} set work_mem = '1MB'", "the catalog was changed"),
+        ("analyze tallybook.installation", "the catalog was changed"),
         ("begin; select tallybook.enqueue('t', 'q'); prepare transaction '{}'", "a prepared transaction is left"),
         ("insert into tallybook.api_nonce select 'k', n, now() from generate_series(1, 1001) n", "tables have grown"),
     ],

@@ -32,10 +32,6 @@ def blocks(other: str, language: str) -> list[str]:
     return pages.blocks(ROOT / f"docs/moving-from-{other}.md", language)
 
 
-KNOWN = {*inspect.signature(tallybook.App.task).parameters, "schedule=", 'on_conflict="raise"', "process=True"}
-"""Options that a table names on their own."""
-
-
 def statement(code: str, number: int) -> str | None:
     """One piece of a table as a statement of a program; None if it is no code: a command, an option, a word."""
     if code.startswith("@"):
@@ -52,7 +48,8 @@ def statement(code: str, number: int) -> str | None:
         return f"print({code.removeprefix('return ')}); conn.commit()"
     if code.startswith(("tallybook", "select ", "TALLYBOOK_DSN", "job.created", "--", "await app.drain()")):
         return None  # test_docs.py checks commands and variables
-    assert code in KNOWN, f"{code}: neither code nor known"
+    options = {*inspect.signature(tallybook.App.task).parameters, "schedule=", 'on_conflict="raise"', "process=True"}
+    assert code in options, f"{code}: neither code nor known"
     return None
 
 

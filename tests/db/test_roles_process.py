@@ -23,6 +23,7 @@ from tallybook._db import migrate, roles
 from tallybook.errors import ConfigError, RoleError, UnknownJob
 
 pytestmark = pytest.mark.direct("logins of their own")
+PAGE = ROOT / "docs/roles.md"
 
 
 def test_a_real_worker_needs_no_more_than_its_role(at: House, tmp_path: Path) -> None:
@@ -167,9 +168,6 @@ def test_the_command(at: House) -> None:
     assert denied.exit_code == 1 and "permission denied" in denied.output
     wrong = run(at, at.owner, "roles", "--prefix", "Shop")
     assert wrong.exit_code == 2 and "prefix" in wrong.output
-
-
-PAGE = ROOT / "docs/roles.md"
 
 
 def test_the_examples_of_the_page_run(at: House) -> None:

@@ -394,7 +394,10 @@ async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
             if at > end:
                 break
             if luck.random() < 0.05:
-                await _dies(dsn, running[0], at)
+                async with await psycopg.AsyncConnection.connect(dsn) as dying:  # it fires, and dies before its commit
+                    await dying.execute("select")
+                    await running[0]._batch(dying, at)
+                    await dying.rollback()
                 died += 1
             elif luck.random() < 0.05:  # another worker of the current release starts
                 running.append(started(dsn, release(tz, upgraded)))
@@ -412,11 +415,3 @@ async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
         assert fires(db, name, "tick") == ticks, name
     assert set(fires(db)) == {"enqueued"}
     assert one(db, "select count(*) from tallybook.entry") == sum(map(len, expected.values()))
-
-
-async def _dies(dsn: str, clock: Clock, at: datetime) -> None:
-    """Let a clock fire what is due and die before its transaction has committed."""
-    async with await psycopg.AsyncConnection.connect(dsn) as dying:
-        await dying.execute("select")
-        await clock._batch(dying, at)
-        await dying.rollback()
