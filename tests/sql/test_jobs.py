@@ -148,7 +148,8 @@ class Shop:
             lease = uuid4()
             if self.db.execute("select from tallybook.job where id = %s", some[:1]).fetchone():
                 self.hands.one("select tallybook.claim_job(%s, %s, %s)", self.hands.worker, some[0], lease)
-                self.taken += [job for job in self.hands.claimed_jobs(lease) if not job.cancelled and not job.postponed]
+                found = self.hands.claimed_jobs(lease)
+                self.taken += [job for job in found if job.blocked_by not in ("cancelled", "postponed")]
             return
         call(self.db, verb, jobs=some)
 

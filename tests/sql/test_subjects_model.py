@@ -284,7 +284,7 @@ class Documents(RuleBasedStateMachine):
             if job.cancelled:
                 assert found is None or job.id in self.gone
                 self.hands.say("cancel_running", job)
-            elif job.postponed:
+            elif job.blocked_by == "postponed":
                 assert found is not None
                 assert found.state == "planned"
                 self.hands.say("postpone", job)

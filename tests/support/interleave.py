@@ -47,7 +47,7 @@ def interleavings(sessions: Sequence[Sequence[Step]]) -> Iterator[Schedule]:
         yield ()
     for number, steps in enumerate(sessions):
         if steps:
-            for schedule in interleavings([left[i == number :] for i, left in enumerate(sessions)]):
+            for schedule in interleavings([left[1:] if i == number else left for i, left in enumerate(sessions)]):
                 yield (number, *schedule)
 
 
