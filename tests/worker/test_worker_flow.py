@@ -14,6 +14,7 @@ import pytest
 from support.broken import without
 from support.workers import SLEEPY, Jobs, eventually, given_up, working
 from tallybook import App, Context
+from tallybook._worker.claim import sleeper
 from tallybook._worker.claim.shares import Shares
 from tallybook._worker.entry import run_worker
 from tallybook._worker.jobs import Running
@@ -41,6 +42,7 @@ def held(app: App, anyio_backend: str) -> Any:
     return at
 
 
+SLOW_BEAT = {"heartbeat": timedelta(seconds=100), "lease": timedelta(seconds=300)}
 WOKEN = pytest.mark.direct("a sleeping worker is woken on its session")
 
 
@@ -100,8 +102,7 @@ async def test_a_running_job_is_told_at_once_that_it_is_cancelled(
     app: App, dsn: str, db: Any, jobs: Jobs, held: Any
 ) -> None:
     """A cancel reaches an async handler long before the next heartbeat, ends it, and affects no other job."""
-    slow_beat = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
-    async with working(app, dsn, **SLEEPY, **slow_beat):
+    async with working(app, dsn, **SLEEPY, **SLOW_BEAT):
         one, other = held.hold.enqueue_sync(db), held.hold.enqueue_sync(db)
         await eventually(lambda: len(held.started) == 2, "both run")
         assert app.cancel(one, "not wanted").sync(db) == "cancelling"
@@ -110,6 +111,26 @@ async def test_a_running_job_is_told_at_once_that_it_is_cancelled(
         assert (held.told, jobs(other).state) == ([one.id], "running")
         held.gate.set()
         assert (await jobs.ends(other))[0].state == "completed"
+
+
+@WOKEN
+async def test_a_cancel_is_told_when_the_worker_listens_again(
+    app: App, dsn: str, db: Any, jobs: Jobs, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancel that came while the worker had no listening session is told once it has one, not at the next beat."""
+    listens, connect = asyncio.Event(), sleeper.connect_async
+
+    async def connect_late(*args: Any, **options: Any) -> Any:
+        await listens.wait()
+        return await connect(*args, **options)
+
+    monkeypatch.setattr(sleeper, "connect_async", connect_late)
+    job = held.hold.enqueue_sync(db)
+    async with working(app, dsn, **SLEEPY, **SLOW_BEAT):
+        await jobs.becomes(job, "running")
+        assert app.cancel(job).sync(db) == "cancelling"
+        listens.set()
+        assert (await jobs.ends(job))[0].state == "cancelled"
 
 
 async def test_a_cancelled_job_never_starts(app: App, dsn: str, db: Any, jobs: Jobs, held: Any, note: Any) -> None:

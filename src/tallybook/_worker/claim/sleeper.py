@@ -84,7 +84,8 @@ class Sleeper:
             raise
         self._conn = conn
         self._watch(True)
-        self.woken.set()  # check at once: jobs committed meanwhile woke nobody
+        self.woken.set()  # check at once: jobs committed meanwhile woke nobody, and cancels were not heard
+        self._on_word(CANCEL)
 
     async def close(self) -> None:
         self._watch(False)
