@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """The groups of commands in the help."""
 _FILES = {
-    "mcp": "web", "count": "counting", "event": "counting", "breaker": "limit", "uninstall": "migrate",
+    "demo": "dev", "mcp": "web", "count": "counting", "event": "counting", "breaker": "limit", "uninstall": "migrate",
     "service": "maintain", "history": "maintain", "audit": "maintain", "roles": "maintain",
 }  # fmt: skip
 """The files of the commands that have none with their own name."""

@@ -17,10 +17,8 @@ from typing import Any, Literal, Never, TypeVar
 
 import click
 
-from tallybook._cli.database import Db
-from tallybook._cli.output import print_rows
-from tallybook._cli.over_nodes import Found, Merge, each, gathered, nodes_option
-from tallybook._cli.text import Columns
+from tallybook._cli.database import Db, Found, Merge, each, gathered, nodes_option
+from tallybook._cli.output import Columns, print_rows
 from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError
 

@@ -9,10 +9,8 @@ from typing import Any
 import click
 
 from tallybook._cli.common import command, duration, listing
-from tallybook._cli.database import Db
-from tallybook._cli.output import print_json, print_rows, print_table, working
-from tallybook._cli.over_nodes import gathered
-from tallybook._cli.text import Columns, clean, local
+from tallybook._cli.database import Db, gathered
+from tallybook._cli.output import Columns, clean, local, print_json, print_rows, print_table, working
 from tallybook._db import counting
 from tallybook._model.counting import Counts, Level, Throughput, Timings
 from tallybook._model.options import check_name

@@ -1,4 +1,4 @@
-"""tallybook dev: a PostgreSQL, the schema, and a worker that restarts when the code changes."""
+"""tallybook dev: a PostgreSQL, the schema, and a worker that restarts when the code changes; tallybook demo."""
 
 import asyncio
 import os
@@ -16,8 +16,7 @@ from tallybook._cli.common import dsn_option, queues_option
 from tallybook._cli.database import connect, conninfo
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import app_option, home
-from tallybook._cli.output import working
-from tallybook._cli.text import clean
+from tallybook._cli.output import clean, working
 from tallybook._db import migrate
 from tallybook._db.driver import conninfo_to_dict
 from tallybook._db.link import dsn_for_people
@@ -191,3 +190,19 @@ class _Dev:
             if len(found) > _MOST_FILES:
                 break
         return found
+
+
+@click.command()
+@click.option(
+    "--input", "input_", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.csv",
+    help="CSV file with your own rows.",
+)  # fmt: skip
+@click.option("--plain", is_flag=True, help="Print plain lines, even on a terminal.")
+def demo(input_: Path | None, plain: bool) -> None:
+    """Send webhooks with failures, on a temporary PostgreSQL.
+
+    It sends form submissions as webhooks, some of which fail, kills a worker in the middle, and counts the deliveries.
+    """
+    from tallybook.extra.demo import run
+
+    sys.exit(run(input_, plain=plain or None))

@@ -9,8 +9,7 @@ import click
 
 from tallybook._cli.common import command
 from tallybook._cli.database import Db
-from tallybook._cli.output import print_json, print_pairs
-from tallybook._cli.text import clean, yes_no
+from tallybook._cli.output import clean, print_json, print_pairs, yes_no
 from tallybook._db import migrate as schema
 from tallybook._db.doctor import examine
 from tallybook._model.maintenance import LEVELS, Finding

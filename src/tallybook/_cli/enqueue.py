@@ -11,8 +11,7 @@ import click
 from tallybook._cli.common import command, duration, options
 from tallybook._cli.database import Db
 from tallybook._cli.errors import Problem
-from tallybook._cli.output import print_json
-from tallybook._cli.text import clean
+from tallybook._cli.output import clean, print_json
 from tallybook._db import calls
 from tallybook._db.driver import InsufficientPrivilege
 from tallybook._model.job import JobCall

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 import click
 
-from tallybook._cli.text import clean
+from tallybook._cli.output import clean
 from tallybook._db.driver import Error
 from tallybook._db.policy import is_final
 from tallybook._model.durations import format_duration

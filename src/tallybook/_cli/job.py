@@ -10,12 +10,10 @@ from typing import Any
 import click
 
 from tallybook._cli.common import F, agreed, command, duration, json_object, limit_option, listing, state_option, text
-from tallybook._cli.database import Db
+from tallybook._cli.database import Db, Found, each, gathered, newest
 from tallybook._cli.enqueue import instant
 from tallybook._cli.errors import problem, say
-from tallybook._cli.output import print_json, print_pairs, print_rows
-from tallybook._cli.over_nodes import Found, each, gathered, newest
-from tallybook._cli.text import Columns, clean, local, short
+from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, print_rows, short
 from tallybook._db import calls, filters
 from tallybook._db import jobs as verbs
 from tallybook._db.declared import Call

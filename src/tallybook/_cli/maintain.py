@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from tallybook._cli.common import command, limit_option, listing
-from tallybook._cli.database import Db
-from tallybook._cli.over_nodes import newest
-from tallybook._cli.text import Columns, clean, local
+from tallybook._cli.database import Db, newest
+from tallybook._cli.output import Columns, clean, local
 from tallybook._db import audit as changes
 from tallybook._db import history as verbs
 from tallybook._db import roles as database

@@ -8,7 +8,7 @@ import click
 from tallybook._cli.common import command, dsn_option, duration
 from tallybook._cli.database import Db, connect, conninfo
 from tallybook._cli.errors import Problem, problem, say
-from tallybook._cli.text import clean
+from tallybook._cli.output import clean
 from tallybook._db import migrate as schema
 from tallybook._db import nodes
 from tallybook._db.schema import is_installed

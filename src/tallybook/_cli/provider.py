@@ -7,12 +7,10 @@ from typing import TypeVar
 import click
 
 from tallybook._cli.common import agreed, command, fail, json_object, listing
-from tallybook._cli.database import Db
+from tallybook._cli.database import Db, each
 from tallybook._cli.errors import Problem
-from tallybook._cli.output import print_json, print_pairs, print_rows
-from tallybook._cli.over_nodes import each
+from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, print_rows
 from tallybook._cli.secret_input import nothing_else, one_secret, several
-from tallybook._cli.text import Columns, clean, local
 from tallybook._db import providers as calls
 from tallybook._db.both import done
 from tallybook._db.providers import Listed

@@ -10,8 +10,7 @@ import click
 from tallybook._app.schedules import preview
 from tallybook._cli.common import agreed, command, duration, fail, json_object, limit_option, listing
 from tallybook._cli.database import Db
-from tallybook._cli.output import print_json, print_pairs, print_rows, row_json
-from tallybook._cli.text import Columns, clean, local, short
+from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, print_rows, row_json, short
 from tallybook._db import schedules
 from tallybook._db.schedules import ScheduleInfo
 from tallybook._model.cron import rule, zone

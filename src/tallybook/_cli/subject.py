@@ -17,9 +17,8 @@ from tallybook._cli.database import Db
 from tallybook._cli.enqueue import args_text, checked_options, job_options, note_unserved
 from tallybook._cli.errors import Problem
 from tallybook._cli.job import value_of, when
-from tallybook._cli.output import print_json, print_pairs, print_rows, row_json
+from tallybook._cli.output import Columns, clean, json_safe, local, print_json, print_pairs, print_rows, row_json, short
 from tallybook._cli.subject_file import rows_of
-from tallybook._cli.text import Columns, clean, json_safe, local, short
 from tallybook._db import subjects
 from tallybook._db.stored import loads
 from tallybook._db.subjects import LISTED, NAMED, STATES

@@ -9,8 +9,7 @@ import click
 from tallybook._cli.common import command, listing
 from tallybook._cli.database import Db
 from tallybook._cli.loading import load_app
-from tallybook._cli.output import print_json, print_pairs
-from tallybook._cli.text import Columns, clean, local, yes_no
+from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, yes_no
 from tallybook._db.stored import loads
 from tallybook.errors import UnknownTask
 

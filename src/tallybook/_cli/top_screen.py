@@ -7,7 +7,7 @@ from datetime import datetime
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from tallybook._cli.text import clean
+from tallybook._cli.output import clean
 from tallybook._db.texts import instant
 from tallybook._db.top import Rates, Reading
 
