@@ -26,8 +26,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """The groups of commands in the help."""
 _FILES = {
-    "demo": "dev", "mcp": "web", "count": "counting", "event": "counting", "breaker": "limit", "uninstall": "migrate",
-    "service": "maintain", "history": "maintain", "audit": "maintain", "roles": "maintain",
+    "demo": "dev", "mcp": "web", "count": "counting", "event": "counting", "breaker": "limit", "migrate": "maintain",
+    "uninstall": "maintain", "service": "maintain", "history": "maintain", "audit": "maintain", "roles": "maintain",
 }  # fmt: skip
 """The files of the commands that have none with their own name."""
 
