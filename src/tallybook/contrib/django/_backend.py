@@ -16,7 +16,7 @@ from tallybook._db import calls, sync
 from tallybook._model.backoff import Retry
 from tallybook._model.options import check_name
 from tallybook.contrib.django import _api, _settings, _tasks
-from tallybook.contrib.django._results import made, packed, priority, read
+from tallybook.contrib.django._tasks import made, packed, priority, read
 from tallybook.errors import ConfigError
 
 _OPTIONS = ("database", "max_attempts", "retry", "timeout")

@@ -10,8 +10,7 @@ from django.utils.html import format_html, format_html_join
 
 from tallybook._db import queues, sync
 from tallybook._model.schedule import rule_text
-from tallybook.contrib.django import _admin_lists as lists
-from tallybook.contrib.django._admin_acts import JobActs, QueueActs, ScheduleActs
+from tallybook.contrib.django import _admin_parts as parts
 from tallybook.contrib.django.models import DeadLetter, Job, Queue, Schedule
 from tallybook.extra.dashboard.redact import error_views, shown
 
@@ -30,7 +29,7 @@ def _data(name: str) -> Any:
     return field
 
 
-class _Jobs(JobActs):
+class _Jobs(parts.JobActs):
     only_state: str | None = None  # for a list of jobs in one state
     search_fields = ("id", "task")
     search_help_text = "An id, or the whole name of a task."
@@ -44,11 +43,11 @@ class _Jobs(JobActs):
     )
 
     def get_changelist(self, request: Any, **kwargs: Any) -> Any:
-        return lists.JobList
+        return parts.JobList
 
     @admin.display(description="Why")
     def why(self, job: Job) -> str:
-        reasons = lists.app.jobs.why(job.pk).sync(lists.alias())
+        reasons = parts.app.jobs.why(job.pk).sync(parts.alias())
         return str(format_html_join("", "{}<br>", ((reason.explanation,) for reason in reasons)))
 
     @admin.display(description="Errors")
@@ -68,7 +67,7 @@ class _Jobs(JobActs):
 @admin.register(Job)
 class JobAdmin(_Jobs):
     list_display = ("id", "task", "queue", "state", "attempts", "enqueued_at", "ended_at", "note")
-    list_filter = (lists.StateFilter, lists.QueueFilter, lists.TaskFilter)
+    list_filter = (parts.StateFilter, parts.QueueFilter, parts.TaskFilter)
     actions = ("retry", "cancel")
 
 
@@ -78,7 +77,7 @@ class DeadLetterAdmin(_Jobs):
 
     only_state = "dead"
     list_display = ("id", "task", "queue", "reason", "failures", "ended_at", "note")
-    list_filter = (lists.QueueFilter, lists.TaskFilter)
+    list_filter = (parts.QueueFilter, parts.TaskFilter)
     actions = ("retry", "drop")
 
     def get_queryset(self, request: Any) -> Any:
@@ -86,10 +85,10 @@ class DeadLetterAdmin(_Jobs):
 
 
 @admin.register(Queue)
-class QueueAdmin(QueueActs):
+class QueueAdmin(parts.QueueActs):
     list_display = ("queue", "paused_by", "available", "running", "scheduled", "retrying", "waiting", "dead",
                     "completed")  # fmt: skip
-    list_filter = (lists.PausedFilter,)
+    list_filter = (parts.PausedFilter,)
     ordering = search_fields = ("queue",)
     actions = ("pause", "resume", "empty")
     fieldsets = (
@@ -106,7 +105,7 @@ class QueueAdmin(QueueActs):
     def get_object(self, request: Any, object_id: str, from_field: Any = None) -> Any:
         found = super().get_object(request, object_id, from_field)
         if found is not None:
-            (found.settings,) = sync.run(lists.alias(), queues.queues(found.pk))
+            (found.settings,) = sync.run(parts.alias(), queues.queues(found.pk))
         return found
 
     retention = admin.display(description="Retention class")(lambda self, queue: str(queue.settings.retention))
@@ -117,10 +116,10 @@ class QueueAdmin(QueueActs):
 
 
 @admin.register(Schedule)
-class ScheduleAdmin(ScheduleActs):
+class ScheduleAdmin(parts.ScheduleActs):
     list_display = ("name", "rule", "task", "queue", "tick", "last_job_id", "fired_count", "failed_count", "paused_at",
                     "problem")  # fmt: skip
-    list_filter = (lists.PausedFilter, lists.QueueFilter, lists.TaskFilter)
+    list_filter = (parts.PausedFilter, parts.QueueFilter, parts.TaskFilter)
     search_fields = ("name", "task")
     ordering = ("name",)
     actions = ("run", "pause", "resume")

@@ -1,24 +1,132 @@
-"""The base of the admins, and their actions: each runs a verb on Django's connection, with its audit row."""
+"""The parts of the admins: lists by a cursor, without count and offset; filters; and actions, each with its audit row.
+
+The actions run verbs on Django's connection.
+"""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from django.contrib import admin, messages
+from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.contrib.auth import get_permission_codename
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connections, transaction
 from django.template.response import TemplateResponse
 
+from tallybook._app import App
 from tallybook._app.queues import BATCH
 from tallybook._db import audit, queues, sync
 from tallybook._db.calls import STATE
+from tallybook._db.jobs import STATES
 from tallybook._db.verb import Verb
-from tallybook._model.job_info import JobDone
-from tallybook.contrib.django._admin_lists import alias, app, column
-from tallybook.errors import TallybookError
+from tallybook._model.job_info import JobDone, JobLine, JobPage
+from tallybook.contrib.django import _settings
+from tallybook.errors import ConfigError, InvalidArgument, TallybookError
+
+app = App("admin")  # for its verbs, which all run on Django's connection
+_LOOKED = 20_000  # ledger rows that one page may skip at most
+_MOST_NAMES = 100
+_LINE = tuple(field.name for field in fields(JobLine) if field.name != "cursor")
+
+
+def alias() -> str:
+    """Return the database with the schema."""
+    return _settings.read().database
+
+
+class JobList(ChangeList):
+    """A page of `app.jobs.list`: one query for any number of jobs. The page number is the cursor."""
+
+    def get_queryset(self, request: Any, exclude_parameters: Any = None) -> Any:
+        """Return all jobs, by their ids, for an action; the filters are kept for `get_results`."""
+        self.filter_specs, self.has_filters, unknown, _, self.has_active_filters = self.get_filters(request)
+        if unknown:
+            raise IncorrectLookupParameters
+        self.clear_all_filters_qs = self.get_query_string(remove=self.get_filters_params())
+        return self.root_queryset
+
+    def get_results(self, request: Any) -> None:
+        after = None
+        if self.query.strip().isdecimal():
+            self.result_list = list(self.root_queryset.filter(pk=int(self.query)))
+        else:
+            page = self._page(request.GET.get(PAGE_VAR) or None)
+            self.result_list, after = [], page.next
+            for line in page.jobs:
+                row = self.model(**{name: getattr(line, name) for name in _LINE})
+                row._state.adding, row._state.db = False, alias()
+                self.result_list.append(row)
+        self.next_url = self.get_query_string({PAGE_VAR: after}) if after else None
+        self.first_url = self.get_query_string() if PAGE_VAR in request.GET else None
+        self.result_count = self.full_result_count = len(self.result_list)
+        self.show_full_result_count = self.can_show_all = self.multi_page = False
+        self.show_admin_actions = True
+        self.paginator = None
+
+    def _page(self, after: str | None) -> JobPage:
+        said = {spec.parameter_name: spec.value() for spec in self.filter_specs}
+        state = self.model_admin.only_state or said.get("state")
+        try:
+            with transaction.atomic(using=alias()):  # an invalid cursor must not end a transaction of the request
+                return app.jobs.list(
+                    queue=said.get("queue"), task=self.query.strip() or said.get("task"),
+                    states=[state] if state else None, after=after, max_jobs=self.list_per_page, max_looked=_LOOKED,
+                ).sync(alias())  # fmt: skip
+        except (ConfigError, InvalidArgument) as error:
+            raise IncorrectLookupParameters(error) from error
+
+
+class _Choice(SimpleListFilter):
+    """A filter by one value of a column. The selected value is always listed, even if there are too many to show."""
+
+    values: Sequence[str] = ()
+    query = ""  # instead of values: a query of the first names, up to the limit
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
+        asked = self.value()
+        found = column(self.query, _MOST_NAMES) if self.query else self.values
+        return [(name, name) for name in (found if asked is None or asked in found else [asked, *found])]
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        return queryset if self.value() is None else queryset.filter(**{self.parameter_name: self.value()})
+
+
+class StateFilter(_Choice):
+    title = parameter_name = "state"
+    values = STATES
+
+
+class QueueFilter(_Choice):
+    title = parameter_name = "queue"
+    query = "select q.name from tallybook.queues as q order by q.name limit %s"
+
+
+class TaskFilter(_Choice):
+    """By task that a worker has known."""
+
+    title = parameter_name = "task"
+    query = "select t.name from tallybook.tasks as t order by t.name limit %s"
+
+
+class PausedFilter(_Choice):
+    title = parameter_name = "paused"
+    values = ("no", "yes")
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        return queryset if self.value() is None else queryset.filter(paused_at__isnull=self.value() != "yes")
+
+
+def column(query: str, param: object) -> list[Any]:
+    with connections[alias()].cursor() as cursor:
+        cursor.execute(query, [param])
+        return [found for (found,) in cursor.fetchall()]
+
 
 _Act = TypeVar("_Act", bound=Callable[..., Any])
 _LONGEST = 20.0  # seconds during which a request starts new batches
