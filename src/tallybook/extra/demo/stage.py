@@ -14,8 +14,7 @@ from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
 from tallybook.errors import TallybookError
 from tallybook.extra.demo import app as demo_app
-from tallybook.extra.demo.display import Board, Display
-from tallybook.extra.demo.figures import Figures, measure, percentile
+from tallybook.extra.demo.display import Board, Display, Figures, measure, percentile
 from tallybook.extra.demo.processes import Process, Processes, ReceiverLog
 from tallybook.extra.demo.receiver import SLOW
 from tallybook.extra.demo.rows import Row
