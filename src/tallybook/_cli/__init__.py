@@ -14,7 +14,7 @@ from typing import Any, Never
 import click
 
 from tallybook._cli import errors
-from tallybook._cli.common import DSN, dsn_before, text
+from tallybook._cli.common import dsn_option
 
 __all__ = ["GROUPS", "cli", "main"]
 
@@ -75,9 +75,9 @@ class _Cli(click.Group):
 @click.group(
     cls=_Cli, commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.option("--dsn", metavar="DSN", type=text, expose_value=False, callback=dsn_before, help=DSN)
+@dsn_option
 @click.version_option(package_name="tallybook", message="tallybook %(version)s")
-def cli() -> None:
+def cli(dsn: str | None) -> None:
     """Tallybook: background jobs inside your own PostgreSQL.
 
     --dsn works before and after the command. TALLYBOOK_DEBUG=1 shows tracebacks.

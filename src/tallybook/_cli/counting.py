@@ -10,9 +10,9 @@ import click
 
 from tallybook._cli.common import command, duration, listing
 from tallybook._cli.database import Db, gathered
-from tallybook._cli.output import Columns, clean, local, print_json, print_rows, print_table, working
+from tallybook._cli.output import Columns, clean, print_json, print_rows, print_table, working
 from tallybook._db import counting
-from tallybook._model.counting import Counts, Level, Throughput, Timings
+from tallybook._model.counting import Counts, Throughput, Timings
 from tallybook._model.options import check_name
 
 _STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
@@ -37,16 +37,21 @@ def list_(db: Db, by_task: bool, as_json: bool) -> None:
     for queue in oldest if not by_task else ():  # a queue that has never had a job
         if all(one.queue != queue for one in found):
             found.append(Counts(queue=queue, task="", **dict.fromkeys(_NUMBERS, 0)))
-    lines = _lines(found, rates, timings, by_task)
+    lines, rows = _lines(found, rates, timings, by_task), []
     for line in lines:
         since = oldest.get(str(line["queue"]))
         line["oldest"] = None if since is None or by_task else max(0.0, round(since, 3))
+        second = line["task"] if by_task else _span(line["oldest"])
+        speeds = (f"{line[name]:.1f}" for name in _RATES)
+        rows.append(
+            (line["queue"], second, *(line[state] for state in _STATES), *speeds, *(_ms(line[name]) for name in _TIMES))
+        )
     if as_json:
         print_json(lines)
         return
-    rate = ("completed/s", "failed/s")
-    titles = ("queue", *(["task"] if by_task else ["oldest"]), *_STATES, *rate, "waited p50", "p95", "took p50", "p95")
-    print_table(titles, [_cells(line, by_task) for line in lines], empty="no counts: no job was ever enqueued")
+    times = ("waited p50", "p95", "took p50", "p95")
+    titles = ("queue", "task" if by_task else "oldest", *_STATES, "completed/s", "failed/s", *times)
+    print_table(titles, rows, empty="no counts: no job was ever enqueued")
 
 
 _Counted = tuple[list[Counts], list[Throughput], list[Timings], dict[str, float | None]]
@@ -89,15 +94,9 @@ def _lines(
     return [one | {name: round(one[name], 3) for name in _RATES} for one in lines.values()]
 
 
-def _cells(line: dict[str, Any], by_task: bool) -> tuple[object, ...]:
-    second = line["task"] if by_task else _span(line["oldest"])
-    rates = (f"{line[name]:.1f}" for name in _RATES)
-    return (line["queue"], second, *(line[state] for state in _STATES), *rates, *(_ms(line[name]) for name in _TIMES))
-
-
-def _span(seconds: object) -> str:
+def _span(seconds: float | None) -> str:
     """Format a duration by its two largest units."""
-    if not isinstance(seconds, float):
+    if seconds is None:
         return ""
     left, texts = int(seconds), list[str]()
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -107,8 +106,8 @@ def _span(seconds: object) -> str:
     return " ".join(texts[:2])
 
 
-def _ms(value: object) -> str:
-    if not isinstance(value, float | int):  # in JSON 128.0 is 128
+def _ms(value: float | None) -> str:
+    if value is None:
         return ""
     return f"{value:.0f} ms" if value < 10_000 else _span(value / 1000)
 
@@ -122,22 +121,17 @@ def series(db: Db, queue: str | None, step: timedelta, since: timedelta | None, 
         check_name("queue", queue, 64)
         db.known_queue(queue)
     found = db.run(counting.levels(step, since, queue))
-    if as_json:
-        print_json(found)
-        return
     most_open = max((level.open for level in found), default=0)
     most_done = max((level.completed for level in found), default=0)
-    titles = ("from", "open", "", "completed", " ", "failed", "died", "scheduled", "retrying", "waiting", "dead")
-    print_table(titles, [_level(one, most_open, most_done) for one in found], empty="no counts")
-    if found:
+    shown: Columns = {
+        "from": "begins", "open": "open", "": lambda one: _bar(one.open, most_open), "completed": "completed",
+        " ": lambda one: _bar(one.completed, most_done), "failed": "failed", "died": "died", "scheduled": "scheduled",
+        "retrying": "retrying", "waiting": "waiting", "dead": "dead",
+    }  # fmt: skip
+    print_rows(shown, found, empty="no counts", as_json=as_json)
+    if found and not as_json:
         click.echo(f"open       {_spark([one.open for one in found])}  at most {most_open}")
         click.echo(f"completed  {_spark([one.completed for one in found])}  at most {most_done}")
-
-
-def _level(one: Level, most_open: int, most_done: int) -> tuple[object, ...]:
-    rest = (one.failed, one.died, one.scheduled, one.retrying, one.waiting, one.dead)
-    done = _bar(one.completed, most_done)
-    return (local(one.begins), one.open, _bar(one.open, most_open), one.completed, done, *rest)
 
 
 def _bar(value: int, most: int, width: int = 12) -> str:

@@ -44,8 +44,6 @@ Found = list[tuple[str, Any]]
 """Rows, each with the name of its node before it."""
 Merge = Callable[[Found, Mapping[str, Any]], Found]
 """A function that merges the lists of all nodes, in the order of the nodes; it also receives the options."""
-ANSWER = 10.0
-"""The timeout of a node, in seconds."""
 _NAMES = {
     UnknownProvider: "select p.name from tallybook.providers p",
     UnknownQueue: "select q.name from tallybook.queues q",
@@ -97,17 +95,7 @@ class Db:
         return numbered(self.nodes)
 
     def at(self, node: Node) -> Db:
-        if node.name not in self._at:
-            self._at[node.name] = Db(node.dsn, self.stack, self.schema, node=node.name)
-        return self._at[node.name]
-
-    def over(self, conn: Connection, node: Node) -> Db:
-        """Return the database of a node, on an open connection."""
-        found = Db(node.dsn, self.stack, self.schema, node=node.name)
-        if self.schema:
-            migrate.check(conn)
-        found.__dict__["conn"] = conn
-        return found
+        return self._at.setdefault(node.name, Db(node.dsn, self.stack, self.schema, node=node.name))
 
     @cached_property
     def conn(self) -> Connection:
@@ -175,19 +163,11 @@ def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = No
 
     Waits up to `wait` for a server that cannot be reached, unless waiting would not help.
     """
-    with _connected(conninfo(dsn), wait or timedelta(0)) as conn:
-        # A view cannot set this: compiling a look-up by id takes 100 ms, running it 1 ms.
-        conn.execute("set timezone = 'UTC'; set jit = off")
-        if schema:
-            migrate.check(conn)
-        yield conn
-
-
-def _connected(target: str, wait: timedelta) -> Connection:
-    until, failures = time.monotonic() + wait.total_seconds(), 0
-    while True:
+    target, conn, failures = conninfo(dsn), None, 0
+    until = time.monotonic() + (wait.total_seconds() if wait else 0.0)
+    while conn is None:
         try:
-            return driver.connect(target, **CONNECT, context=READER)
+            conn = driver.connect(target, **CONNECT, context=READER)
         except OperationalError as error:
             if is_final(error) or time.monotonic() >= until:
                 raise QueueUnavailable(dsn_for_people(target), str(error)) from error
@@ -195,6 +175,12 @@ def _connected(target: str, wait: timedelta) -> Connection:
                 click.echo(f"waiting for {dsn_for_people(target)}: {clean(short(str(error)))}", err=True)
             failures += 1
             time.sleep(min(backoff(failures), 1.0))
+    with conn:
+        # A view cannot set this: compiling a look-up by id takes 100 ms, running it 1 ms.
+        conn.execute("set timezone = 'UTC'; set jit = off")
+        if schema:
+            migrate.check(conn)
+        yield conn
 
 
 nodes_option = click.option(
@@ -205,12 +191,15 @@ Said = tuple[T | None, TallybookError | None]
 """The answer of a node, or the error that it returned."""
 
 
-def answers(db: Db, fn: Callable[[Db], T], *, seconds: float = ANSWER) -> list[Answer[Said[T]]]:
+def answers(db: Db, fn: Callable[[Db], T], *, seconds: float = 10.0) -> list[Answer[Said[T]]]:
     """Call `fn` for each node concurrently, and return the answers."""
 
     def ask(node: Node) -> Answer[Said[T]]:  # one call per node: each has its own database
         def question(conn: Connection) -> Said[T]:
-            one = db.over(conn, node)
+            one = Db(node.dsn, db.stack, db.schema, node=node.name)
+            one.__dict__["conn"] = conn
+            if db.schema:
+                migrate.check(conn)
             try:
                 return fn(one), None
             except TallybookError as error:
