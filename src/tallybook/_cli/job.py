@@ -85,7 +85,12 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
     which, names = JobFilter(**chosen), list[str]()
     if db.nodes:
         at = places(after)
-        pairs, more, looked_to = merged(dict(gathered(db, lambda one: _read_on(one, which, at, limit))), at, limit)
+
+        def read_on(one: Db) -> Part[Row[str]]:
+            name = one.node or ""
+            return _read(one, which, at.get(name), limit) if goes_on(at, name) else ([], None, None)
+
+        pairs, more, looked_to = merged(dict(gathered(db, read_on)), at, limit)
         names, rows = [name for name, _ in pairs], [row.shown for _, row in pairs]
     else:
         found, more, looked_to = _read(db, which, after, limit)
@@ -98,11 +103,6 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
         click.echo(f"the newest {len(rows)}; --limit shows more, --after {more} the next", err=True)
     else:
         click.echo(f"searched back to {local(looked_to)}; --after {more} continues", err=True)
-
-
-def _read_on(db: Db, which: JobFilter, at: Mapping[str, str], limit: int) -> Part[Row[str]]:
-    name = db.node or ""
-    return _read(db, which, at.get(name), limit) if goes_on(at, name) else ([], None, None)
 
 
 def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[Row[str]]:
