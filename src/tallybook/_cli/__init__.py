@@ -18,18 +18,16 @@ from tallybook._cli.common import dsn_option
 
 __all__ = ["GROUPS", "cli", "main"]
 
-GROUPS: dict[str, tuple[str, ...]] = {
+GROUPS: dict[str, tuple[str, ...]] = {  # as the help shows them
     "Run": ("dev", "worker", "web", "mcp", "demo"),
     "Look": ("top", "job", "dead", "count", "event", "task", "audit", "doctor"),
     "Change": ("enqueue", "queue", "schedule", "subject", "limit", "breaker", "provider"),
     "Maintain": ("migrate", "node", "service", "history", "roles", "uninstall"),
 }
-"""The groups of commands in the help."""
-_FILES = {
+_FILES = {  # of the commands that have none with their own name
     "demo": "dev", "mcp": "web", "count": "counting", "event": "counting", "breaker": "limit", "migrate": "maintain",
     "uninstall": "maintain", "service": "maintain", "history": "maintain", "audit": "maintain", "roles": "maintain",
 }  # fmt: skip
-"""The files of the commands that have none with their own name."""
 
 
 class _Commands(UserDict[str, Any]):

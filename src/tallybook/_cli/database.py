@@ -40,16 +40,14 @@ from tallybook.errors import (
 )
 
 T = TypeVar("T")
-Found = list[tuple[str, Any]]
-"""Rows, each with the name of its node before it."""
+Found = list[tuple[str, Any]]  # rows, each with the name of its node before it
 Merge = Callable[[Found, Mapping[str, Any]], Found]
 """A function that merges the lists of all nodes, in the order of the nodes; it also receives the options."""
-_NAMES = {
+_NAMES = {  # the known names for the error about an unknown one
     UnknownProvider: "select p.name from tallybook.providers p",
     UnknownQueue: "select q.name from tallybook.queues q",
     UnknownSchedule: "select s.name from tallybook.schedules s",
 }
-"""The known names for the error about an unknown one."""
 
 
 def standby_of(conn: Connection) -> str:
@@ -66,8 +64,7 @@ class Db:
     which: str | None = None
     home: bool = False
     read_dsn: str | None = None
-    node: str | None = None
-    """The name of its node with --nodes."""
+    node: str | None = None  # the name of its node with --nodes
     _at: dict[str, Db] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -187,8 +184,7 @@ nodes_option = click.option(
     "--nodes", "nodes_", metavar="NAMES", help="Use these nodes: all, or names like north,south. [one database]"
 )
 
-Said = tuple[T | None, TallybookError | None]
-"""The answer of a node, or the error that it returned."""
+Said = tuple[T | None, TallybookError | None]  # the answer of a node, or the error that it returned
 
 
 def answers(db: Db, fn: Callable[[Db], T], *, seconds: float = 10.0) -> list[Answer[Said[T]]]:

@@ -81,21 +81,19 @@ def _of_python(error: BaseException) -> Problem | None:
     return None
 
 
-_MEANT = {
+_MEANT = {  # states of other libraries, and ours
     "failed": "dead or retrying", "failure": "dead or retrying", "error": "dead or retrying", "discarded": "dead",
     "pending": "available or scheduled", "queued": "available", "ready": "available", "todo": "available",
     "active": "running", "executing": "running", "processing": "running", "doing": "running", "started": "running",
     "done": "completed", "success": "completed", "succeeded": "completed", "finished": "completed",
     "aborted": "cancelled", "revoked": "cancelled", "delayed": "scheduled", "blocked": "waiting",
 }  # fmt: skip
-"""States of other libraries, and ours."""
 
-_OPTIONS = {
+_OPTIONS = {  # options of other libraries' commands, and ours; one of the command itself has precedence
     "--concurrency": "--queues default=10", "--queue": "--queues", "--workers": "--processes",
     "--loglevel": "--log-level", "--status": "--state", "--at": "--run-at", "--eta": "--run-at", "--in": "--delay",
     "--countdown": "--delay",
 }  # fmt: skip
-"""Options of other libraries' commands, and ours; an option of the command itself has precedence."""
 
 
 def near(error: click.UsageError) -> str | None:

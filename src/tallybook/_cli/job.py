@@ -47,8 +47,7 @@ def said_of(error: object) -> str:
     return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
 
 
-_LOOKED = 1_000_000
-"""The most rows that one command reads: about a second."""
+_LOOKED = 1_000_000  # the most rows that one command reads: about a second
 # All columns of the view, except those that need a search in the history of each job: `job show` has them.
 _READ = ", ".join(f"j.{one.name}" for one in fields(JobInfo) if one.name not in ("updated_at", "last_attempt_at"))
 _LIST = f"""\

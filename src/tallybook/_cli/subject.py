@@ -26,8 +26,7 @@ from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectReport, check_subject
 
 _BATCH = 1000
-_LOOKED = 1_000_000
-"""The most subjects that one command reads."""
+_LOOKED = 1_000_000  # the most subjects that one command reads
 
 _LIST = f"""\
 select l.subject, l.cursor,

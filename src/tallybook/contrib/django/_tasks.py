@@ -168,8 +168,7 @@ _LIMIT = """\
 select cast((select q.max_attempts from tallybook.queues q where q.name = cast(%(queue)s as text)) as text)"""
 _apart = App("django.tasks")
 
-declared: dict[str, Declared[..., Any]] = _apart.tasks
-"""The tasks that workers serve, by the path of the function."""
+declared: dict[str, Declared[..., Any]] = _apart.tasks  # the tasks that workers serve, by the path of the function
 
 
 def declare(task: _api.Task, options: Mapping[str, Any]) -> None:

@@ -29,18 +29,13 @@ _SUBMISSIONS = "select id, encode(sha256(convert_to(data::text, 'UTF8')), 'hex')
 class Figures:
     """The figures of the last line, and whether they agree."""
 
-    submissions: int
-    """Rows of the business table."""
+    submissions: int  # rows of the business table
     jobs: int
     completed: int
-    delivered: int
-    """Submissions for which the receiver answered 2xx to exactly the bytes in the business table."""
-    retries: int
-    """Attempts beyond each job's first."""
-    duplicates: int
-    """2xx answers beyond each key's first."""
-    rate: float
-    """Deliveries per second, from the first to the last."""
+    delivered: int  # submissions for which the receiver answered 2xx to exactly the bytes in the business table
+    retries: int  # attempts beyond each job's first
+    duplicates: int  # 2xx answers beyond each key's first
+    rate: float  # deliveries per second, from the first to the last
     pickup: Sequence[float]
     """Seconds from the enqueue, before its commit, to the start of the first handler that reached the receiver."""
 
@@ -101,14 +96,10 @@ class Board:
     planned: int
     saved: int = 0
     delivered: int = 0
-    refused: int = 0
-    """Requests that the receiver answered with a 500."""
-    states: Counter[str] = field(default_factory=Counter)
-    """The states of the jobs that are not completed."""
-    workers: dict[str, str] = field(default_factory=dict)
-    """The status of each worker, by name."""
-    pickup: Sequence[float] = ()
-    """The most recent pickup times in seconds, sorted."""
+    refused: int = 0  # requests that the receiver answered with a 500
+    states: Counter[str] = field(default_factory=Counter)  # the states of the jobs that are not completed
+    workers: dict[str, str] = field(default_factory=dict)  # the status of each worker, by name
+    pickup: Sequence[float] = ()  # the most recent pickup times in seconds, sorted
 
     @property
     def latency(self) -> str:

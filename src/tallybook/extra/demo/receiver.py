@@ -16,10 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import ClassVar
 
-FAILING = 0.08
-"""The share of keys whose first attempt gets a 500; a quarter of them fails a second time."""
-SLOW = 0.2
-"""The share of requests that are answered after 30 to 200 ms."""
+FAILING = 0.08  # the share of keys whose first attempt gets a 500; a quarter of them fails a second time
+SLOW = 0.2  # the share of requests that are answered after 30 to 200 ms
 
 
 def verdict(key: str, attempt: int, slow: float = SLOW) -> tuple[int, float]:

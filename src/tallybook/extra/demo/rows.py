@@ -10,8 +10,7 @@ from typing import NoReturn
 from tallybook.errors import TallybookError
 
 SHIPPED = Path(__file__).with_name("submissions.csv")
-MOST = 10_000
-"""The maximum number of rows, so that the demo ends within a minute."""
+MOST = 10_000  # the maximum number of rows, so that the demo ends within a minute
 
 Row = dict[str, str]
 

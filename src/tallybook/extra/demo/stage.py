@@ -19,16 +19,11 @@ from tallybook.extra.demo.processes import Process, Processes, ReceiverLog
 from tallybook.extra.demo.receiver import SLOW
 from tallybook.extra.demo.rows import Row
 
-RATE = 200.0
-"""Submissions per second, unless there are few or very many."""
-SHORTEST, LONGEST = 2.5, 20.0
-"""The limits, in seconds, of the time in which they arrive."""
-_AT_MOST = 27.0
-"""No more submissions arrive after this time, on a slow machine."""
-_DELIVERED_BY = 40.0
-"""Arrivals also stop when the open jobs would not be delivered by this time."""
-_DEADLINE = 48.0
-"""The demo gives up at this time."""
+RATE = 200.0  # submissions per second, unless there are few or very many
+SHORTEST, LONGEST = 2.5, 20.0  # the limits, in seconds, of the time in which they arrive
+_AT_MOST = 27.0  # no more submissions arrive after this time, on a slow machine
+_DELIVERED_BY = 40.0  # arrivals also stop when the open jobs would not be delivered by this time
+_DEADLINE = 48.0  # the demo gives up at this time
 _SAVING = 4  # threads
 _KILL_AT = 0.4
 _TICK = 0.1
@@ -37,12 +32,11 @@ _LOOK = """select id, state, worker, crashes, extract(epoch from enqueued_at)::f
              from tallybook.job where id = any(%s::bigint[])"""
 _LIVE = "select count(*) from tallybook.worker where ended_at is null"
 
-QUERIES = (
+QUERIES = (  # for a newcomer to try, shown with the answers of this run
     "select state, count(*) from tallybook.job group by state",
     "select worker, state, count(*) from tallybook.attempt group by worker, state order by worker, state",
     "select id, attempts, crashes, last_error from tallybook.job where attempts > 1 order by attempts desc, id limit 3",
 )
-"""Queries for a newcomer to try, shown with the answers of this run."""
 
 
 class Seen(NamedTuple):
@@ -100,10 +94,8 @@ class Arrivals:
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_SAVING)]
         self._started = 0.0
-        self.jobs: list[int] = []
-        """The ids of the jobs that were enqueued and committed."""
-        self.took: list[float] = []
-        """The seconds that each save took, from the begin of the transaction to its commit."""
+        self.jobs: list[int] = []  # the ids of the jobs that were enqueued and committed
+        self.took: list[float] = []  # the seconds that each save took, from the begin of the transaction to its commit
         self.error: Exception | None = None
 
     def start(self) -> None:
