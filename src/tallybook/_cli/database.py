@@ -122,12 +122,7 @@ class Db:
         return [row[0] for row in self.conn.execute(sql.encode(), params).fetchall()]
 
     def paged(
-        self,
-        sql: str,
-        params: Callable[[str | None, int], Mapping[str, object]],
-        after: str | None,
-        limit: int,
-        most: int,
+        self, sql: str, params: Callable[..., Mapping[str, object]], after: str | None, limit: int, most: int
     ) -> tuple[list[Any], Any]:
         """Return the rows of a list that has at most `most` per call, and the last row of all if the list may continue.
 

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin import SimpleListFilter
@@ -128,16 +129,10 @@ def column(query: str, param: object) -> list[Any]:
         return [found for (found,) in cursor.fetchall()]
 
 
-_Act = TypeVar("_Act", bound=Callable[..., Any])
+act = partial(admin.action, permissions=["operate"])  # an action that needs the right to change what the model shows
 _LONGEST = 20.0  # seconds during which a request starts new batches
 _CANCELLED = f"""\
 select i from unnest(cast(%s as bigint[])) as i where {STATE.called(job_id="i")} = 'cancelled'"""  # noqa: S608
-
-
-def act(description: str) -> Callable[[_Act], _Act]:
-    """Return a decorator for an action that needs the right to change what the model shows."""
-    found: Callable[[_Act], _Act] = admin.action(description=description, permissions=["operate"])
-    return found
 
 
 def chosen(request: Any) -> list[str]:
@@ -212,27 +207,31 @@ class Shown(admin.ModelAdmin):
 
 
 class JobActs(Shown):
-    @act("Retry")
-    def retry(self, request: Any, queryset: Any) -> None:
-        self._do(request, "retry", app.jobs.retry)
+    @act(description="Retry")
+    def retry(self, request: Any, queryset: Any) -> Any:
+        return self._do(request, "retry", app.jobs.retry)
 
-    @act("Cancel")
+    @act(description="Cancel")
     def cancel(self, request: Any, queryset: Any) -> Any:
         effect = "None of them will start; running ones are asked to stop. Dead ones leave the dead letters."
-        if page := self.confirmed(request, "cancel", "Cancel jobs?", effect):
-            return page
-        self._do(request, "cancel", app.jobs.cancel)
-        return None
+        return self._do(request, "cancel", app.jobs.cancel, "Cancel jobs?", effect)
 
-    @act("Drop")
+    @act(description="Drop")
     def drop(self, request: Any, queryset: Any) -> Any:
         effect = "They are deleted and cannot be retried any more."
-        if page := self.confirmed(request, "drop", "Drop dead letters?", effect):
-            return page
-        self._do(request, "drop", app.jobs.drop)
-        return None
+        return self._do(request, "drop", app.jobs.drop, "Drop dead letters?", effect)
 
-    def _do(self, request: Any, verb: str, run: Callable[[list[int]], Verb[list[JobDone]]]) -> None:
+    def _do(
+        self,
+        request: Any,
+        verb: str,
+        run: Callable[[list[int]], Verb[list[JobDone]]],
+        title: str = "",
+        effect: str = "",
+    ) -> Any:
+        """Run a verb for the checked jobs; with a title, ask for confirmation first."""
+        if title and (page := self.confirmed(request, verb, title, effect)):
+            return page
         ids = [int(one) for one in chosen(request) if one.isdecimal() and len(one) < 19]
         with self.step(request):
             # Another cancel of those that are already cancelled changes nothing.
@@ -246,18 +245,19 @@ class JobActs(Shown):
             left = [one.detail or f"there is no job {one.job}" for one in done if not one.changed]
             for why in [*left, *(f"job {job} is cancelled already" for job in sorted(before))][:10]:
                 self.message_user(request, f"Not changed: {why}", messages.WARNING)
+        return None
 
 
 class QueueActs(Shown):
-    @act("Pause")
+    @act(description="Pause")
     def pause(self, request: Any, queryset: Any) -> None:
         self.each(request, "queue", "pause", "paused", app.queues.pause, "was paused already")
 
-    @act("Resume")
+    @act(description="Resume")
     def resume(self, request: Any, queryset: Any) -> None:
         self.each(request, "queue", "resume", "resumed", app.queues.resume, "was not paused")
 
-    @act("Empty")
+    @act(description="Empty")
     def empty(self, request: Any, queryset: Any) -> Any:
         """Cancel all jobs that have not started, after a confirmation; in batches, so that claims wait only briefly."""
         effect = "All their jobs that have not started are cancelled. Running jobs continue; dead letters stay."
@@ -283,17 +283,17 @@ class QueueActs(Shown):
 
 
 class ScheduleActs(Shown):
-    @act("Pause")
+    @act(description="Pause")
     def pause(self, request: Any, queryset: Any) -> None:
         self.each(request, "schedule", "pause", "paused", app.schedules.pause, "was paused already")
 
-    @act("Resume")
+    @act(description="Resume")
     def resume(self, request: Any, queryset: Any) -> None:
         self.each(
             request, "schedule", "resume", "resumed", lambda name, _: app.schedules.resume(name), "was not paused"
         )
 
-    @act("Run now")
+    @act(description="Run now")
     def run(self, request: Any, queryset: Any) -> None:
         for name in chosen(request):
             with self.step(request):

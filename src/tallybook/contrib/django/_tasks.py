@@ -80,18 +80,11 @@ def read(backend: Any, result_id: str) -> _api.TaskResult:
     return _result(backend, task, row["job"], row["attempts"])
 
 
-def made(backend: Any, **values: Any) -> _api.TaskResult:
-    """Return a result with these values; what they leave out has not happened."""
-    never = dict.fromkeys(("started_at", "last_attempted_at", "finished_at"))
-    return _api.TaskResult(**{**never, "errors": [], "worker_ids": [], **values}, backend=backend.alias)
-
-
 def _result(backend: Any, task: _api.Task, job: dict[str, Any], attempts: list[dict[str, Any]]) -> _api.TaskResult:
     count = ((job["headers"] or {}).get("django") or {}).get("args", 0)
     args, kwargs = unpacked(task.func, int(task.takes_context), job["args"], count if isinstance(count, int) else 0)
     status = _STATUS.get(job["state"], _READY)
-    result = made(
-        backend,
+    result = _api.TaskResult(
         task=task.using(priority=max(priority(job["priority"]), -100), queue_name=job["queue"], backend=backend.alias),
         id=str(job["id"]),
         status=status,
@@ -101,6 +94,7 @@ def _result(backend: Any, task: _api.Task, job: dict[str, Any], attempts: list[d
         finished_at=_instant(job["ended_at"]) if job["state"] in ("completed", "cancelled", "dead") else None,
         args=args,
         kwargs=kwargs,
+        backend=backend.alias,
         errors=[_error(one) for one in job["errors"] or ()],
         worker_ids=[attempt["worker"] or "" for attempt in attempts],
     )

@@ -38,12 +38,11 @@ _SHOWN = ("job", "deadletter", "queue", "schedule")
 
 
 class Bridge:
-    """One application with its loop, which starts at the first request. A forked process needs its own bridge."""
+    """One application with its loop. A forked process needs its own bridge."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting = threading.Lock()
+        self._app, self._loop = app, asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="tallybook-dashboard", daemon=True).start()
 
     def answer(self, request: Any, root: str, **more: Any) -> HttpResponse | StreamingHttpResponse:
         """Return the application's response to this Django request; `more` is added to its scope."""
@@ -92,10 +91,6 @@ class Bridge:
             self._run(exchange.close())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        with self._starting:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="tallybook-dashboard", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
@@ -104,7 +99,6 @@ class _Exchange:
 
     def __init__(self, app: ASGIApp, scope: dict[str, Any], body: bytes) -> None:
         self._app, self._scope, self._body = app, scope, body
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> Message:
         """Return the status and the headers, or raise an error that comes before them."""
@@ -134,11 +128,10 @@ class _Exchange:
 
     async def close(self) -> None:
         """Stop: the client reads no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
-            if not self._task.cancelled():
-                self._task.exception()  # already logged where it was raised, and answered
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+        if not self._task.cancelled():
+            self._task.exception()  # already logged where it was raised, and answered
 
     async def _answer(self) -> None:
         asked = [self._body]
