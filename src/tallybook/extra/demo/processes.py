@@ -54,14 +54,6 @@ class Process(subprocess.Popen[bytes]):
         super().kill()
         self.wait()
 
-    def stop(self, until: float) -> None:
-        """Wait for its end until this instant of time.monotonic(), then kill it."""
-        try:
-            self.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            super().kill()
-            self.wait()
-
     def close(self) -> None:
         for file in (self.stdin, self.stdout, self._errors):
             file.close()
@@ -97,7 +89,10 @@ class Processes(AbstractContextManager["Processes"]):
             process.stdin.close()
         for process in processes:
             process.killed = True
-            process.stop(until)
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +117,7 @@ class ReceiverLog:
         self.taken: set[str] = set()
         port = process.stdout.readline()
         if not port:
-            process.stop(time.monotonic() + 1)
+            process.wait(1)
             process.check()
         self.url = f"http://127.0.0.1:{int(port)}/webhook"
         self._reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)

@@ -121,7 +121,12 @@ class Arrivals:
     def _run(self) -> None:
         try:
             with connect(self._dsn, autocommit=True, application_name="tallybook demo web") as conn:
-                while (row := self._wait_for_one()) is not None:
+                while True:
+                    with self._lock:
+                        at, row = next(self._next, (0, None))
+                    due = self._started + at * self._every
+                    if row is None or self._stop.wait(max(0.0, due - time.monotonic())):
+                        return
                     begun = time.monotonic()
                     job = demo_app.save(conn, row)
                     self.took.append(time.monotonic() - begun)
@@ -129,12 +134,6 @@ class Arrivals:
         except Exception as error:
             self.error = error
             self._stop.set()
-
-    def _wait_for_one(self) -> Row | None:
-        with self._lock:
-            at, row = next(self._next, (0, None))
-        due = self._started + at * self._every
-        return None if row is None or self._stop.wait(max(0.0, due - time.monotonic())) else row
 
 
 class _Stage:
@@ -144,7 +143,7 @@ class _Stage:
         # With few submissions, hardly any would be running when the worker is killed, so the receiver is slower.
         rate = len(rows) / self._seconds
         slow = min(max(SLOW, 6 / (0.115 * rate)), 0.9)
-        self._receiver = processes.start("the receiver", "receiver", "--slow", f"{slow:.3f}")
+        self._receiver = processes.start("the receiver", "receiver", f"{slow:.3f}")
         self._log = ReceiverLog(self._receiver)
         self.arrivals = Arrivals(dsn, rows, seconds=self._seconds)
         self._board = Board(len(rows))
@@ -199,8 +198,12 @@ class _Stage:
             self.arrivals.close()
         if self._kill is None:
             self._maybe_kill()
-        elif not self._kill.rescued_after:
-            self._follow_rescue(self._kill)
+        elif not self._kill.rescued_after and not (self._kill.held - self._kill.rescued) & set(self._open):
+            self._kill.rescued_after = time.monotonic() - self._kill.at
+            if self._kill.rescued:
+                what = f"{_jobs(len(self._kill.rescued))} of {self._kill.worker} rescued"
+                after = f"after {self._kill.rescued_after:.1f} s"
+                self._display.event(f"{what} {after}: other workers noticed and requeued them")
         self._update_board()
         self._display.show(self._board)
 
@@ -250,14 +253,6 @@ class _Stage:
         self._display.event(f"{victim} is killed with SIGKILL: it runs {_jobs(len(held))}")
         self._start_worker("worker C")
         self._display.event("worker C starts in its place")
-
-    def _follow_rescue(self, kill: Kill) -> None:
-        if (kill.held - kill.rescued) & set(self._open):
-            return
-        kill.rescued_after = time.monotonic() - kill.at
-        if kill.rescued:
-            what = f"{_jobs(len(kill.rescued))} of {kill.worker} rescued after {kill.rescued_after:.1f} s"
-            self._display.event(f"{what}: other workers noticed and requeued them")
 
     def _update_board(self) -> None:
         board, notes = self._board, self._log.notes
