@@ -27,8 +27,6 @@ _SUBMISSIONS = "select id, encode(sha256(convert_to(data::text, 'UTF8')), 'hex')
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The figures of the last line, and whether they agree."""
-
     submissions: int  # rows of the business table
     jobs: int
     completed: int
@@ -45,7 +43,6 @@ class Figures:
 
     @property
     def problems(self) -> list[str]:
-        """The figures that do not agree, as sentences."""
         found = [f"{self.lost} submissions were not delivered"] if self.lost else []
         if self.jobs != self.submissions:
             found.append(f"{self.submissions} submissions but {self.jobs} jobs")
@@ -118,7 +115,6 @@ class Display:
         print(f"[{time.monotonic() - self._started:5.1f} s] {text}", flush=True)
 
     def show(self, board: Board) -> None:
-        """Show the current state; called a few times a second."""
         if time.monotonic() - self._shown < 1:
             return
         self._shown = time.monotonic()

@@ -17,8 +17,8 @@ from tallybook.extra.demo import app as demo_app
 from tallybook.extra.demo.display import Board, Display, Figures, measure, percentile
 from tallybook.extra.demo.processes import Process, Processes, ReceiverLog
 from tallybook.extra.demo.receiver import SLOW
-from tallybook.extra.demo.rows import Row
 
+Rows = Sequence[dict[str, str]]
 RATE = 200.0  # submissions per second, unless there are few or very many
 SHORTEST, LONGEST = 2.5, 20.0  # the limits, in seconds, of the time in which they arrive
 _AT_MOST = 27.0  # no more submissions arrive after this time, on a slow machine
@@ -50,8 +50,6 @@ class Seen(NamedTuple):
 
 @dataclass
 class Kill:
-    """The killed worker and the rescue of its jobs."""
-
     worker: str
     at: float
     held: set[int]
@@ -59,7 +57,7 @@ class Kill:
     rescued_after: float = 0.0
 
 
-def play(rows: Sequence[Row], display: Display) -> tuple[Figures, list[str]]:
+def play(rows: Rows, display: Display) -> tuple[Figures, list[str]]:
     """Set up, run, measure and clean up. Return the figures, and lines about the run for people.
 
     Errors are raised; an error or an interrupt cleans up as well.
@@ -86,10 +84,10 @@ class Arrivals:
     would measure a backlog, not how soon a job is picked up.
     """
 
-    def __init__(self, dsn: str, rows: Sequence[Row], *, seconds: float) -> None:
+    def __init__(self, dsn: str, rows: Rows, *, seconds: float) -> None:
         self._dsn = dsn
         self._every = seconds / len(rows)
-        self._next: Iterator[tuple[int, Row | None]] = enumerate(rows)
+        self._next: Iterator[tuple[int, dict[str, str] | None]] = enumerate(rows)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_SAVING)]
@@ -137,7 +135,7 @@ class Arrivals:
 
 
 class _Stage:
-    def __init__(self, conn: Connection, dsn: str, rows: Sequence[Row], processes: Processes, display: Display) -> None:
+    def __init__(self, conn: Connection, dsn: str, rows: Rows, processes: Processes, display: Display) -> None:
         self._conn, self._dsn, self._processes, self._display = conn, dsn, processes, display
         self._seconds = min(max(len(rows) / RATE, SHORTEST), LONGEST)
         # With few submissions, hardly any would be running when the worker is killed, so the receiver is slower.
