@@ -83,7 +83,6 @@ def cli(dsn: str | None) -> None:
 
 
 def main() -> None:
-    """The entry point of `tallybook`."""
     if sys.stdin:  # bytes that are not UTF-8 are read as in arguments, and refused in the same way
         sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     try:

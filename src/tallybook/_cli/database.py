@@ -73,7 +73,6 @@ class Db:
 
     @property
     def conninfo(self) -> str:
-        """The effective connection string."""
         return conninfo(self.dsn)
 
     @cached_property

@@ -109,25 +109,20 @@ def _greet(dsn: str, waiting: int) -> None:
     if conninfo_to_dict(conninfo(dsn)).get("password"):
         click.echo(f"database: {dsn_for_people(dsn)}")
     else:
-        look = "select id, state, task, queue, last_error from tallybook.job order by id desc limit 10"
+        psql, look = "psql", "select id, state, task, queue, last_error from tallybook.job order by id desc limit 10"
+        if shutil.which(psql) is None:  # then that of the embedded PostgreSQL
+            with suppress(ImportError, TallybookError):
+                from tallybook.embedded import binaries
+
+                if (found := binaries(18) / "psql").exists():
+                    psql = shlex.quote(str(found))
         click.echo(f"database: {dsn}")
         click.echo("In another terminal, for programs and commands, and to list the newest jobs:")
         click.echo(f"export TALLYBOOK_DSN={shlex.quote(dsn)}")
-        click.echo(f"{_psql()} {shlex.quote(dsn)} -c {shlex.quote(look)}")
+        click.echo(f"{psql} {shlex.quote(dsn)} -c {shlex.quote(look)}")
     if waiting:
         click.echo(f"{waiting} jobs are waiting from an earlier run")
     click.echo("Ctrl-C stops everything")
-
-
-def _psql() -> str:
-    """Return the command for psql: that of the embedded PostgreSQL if there is no other."""
-    if shutil.which("psql") is None:
-        with suppress(ImportError, TallybookError):
-            from tallybook.embedded import binaries
-
-            if (found := binaries(18) / "psql").exists():
-                return shlex.quote(str(found))
-    return "psql"
 
 
 async def _run(child: Child, root: Path | None) -> int:

@@ -86,17 +86,15 @@ def _show_installed(db: Db, as_json: bool) -> None:
     else:
         pairs = [(name.replace("_", " "), "-" if value is None else yes_no(value)) for name, value in values.items()]
         print_pairs(pairs)
-        click.echo(_verdict(found))
+        if found.version == 0:
+            verdict = "not installed: run `tallybook migrate`"
+        elif found.version > found.expected:
+            then = "they are compatible" if found.works else "update the package tallybook here"
+            verdict = f"newer than this program: {then}"
+        else:
+            verdict = "up to date" if found.current else "behind this program: run `tallybook migrate`"
+        click.echo(verdict)
         if values.get("cluster") == "another one":
             click.echo("this database came from another cluster: run `tallybook migrate`, or start a worker")
     if not found.works:
         sys.exit(1)
-
-
-def _verdict(found: schema.SchemaInfo) -> str:
-    if found.version == 0:
-        return "not installed: run `tallybook migrate`"
-    if found.version > found.expected:
-        then = "they are compatible" if found.works else "update the package tallybook here"
-        return f"newer than this program: {then}"
-    return "up to date" if found.current else "behind this program: run `tallybook migrate`"

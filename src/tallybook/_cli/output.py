@@ -54,7 +54,6 @@ def local(text: str | datetime | None) -> str:
 
 
 def yes_no(value: object) -> object:
-    """Return a truth value as a word, and any other value as it is."""
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
 
 

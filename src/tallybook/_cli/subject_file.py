@@ -47,27 +47,25 @@ class _Counted:
 
 def _csv(path: str, lines: _Counted) -> Iterator[tuple[int, Mapping[str, Any]]]:
     before = csv.field_size_limit(2_000_000)  # args have up to 1 MB; the limit is the whole process's
+    reader = csv.DictReader(lines, strict=True)
     try:
-        yield from _csv_rows(path, csv.DictReader(lines, strict=True))
+        titles = _at(path, 1, lambda: reader.fieldnames) or ()
+        if "subject" not in titles or set(titles) - set(COLUMNS):
+            odd = next((title for title in titles if title not in COLUMNS), None)
+            what = "there is no column `subject`"
+            if odd is not None:
+                what = f"unknown column {odd!r}; the known columns are {', '.join(COLUMNS)}"
+            hint = "Write args to one column `args`, as a JSON object"
+            raise Problem(f"{path}: line 1: {what}", hint=hint, exit_code=2)
+        while (row := _at(path, reader.line_num + 1, next, reader, None)) is not None:
+            if None in row or None in row.values():
+                raise Problem(f"{path}: line {reader.line_num}: it does not have {len(titles)} columns", exit_code=2)
+            fields: dict[str, Any] = {name: value for name, value in row.items() if value != ""}
+            if "args" in fields:
+                fields["args"] = _at(path, reader.line_num, json.loads, fields["args"])
+            yield reader.line_num, fields
     finally:
         csv.field_size_limit(before)
-
-
-def _csv_rows(path: str, reader: "csv.DictReader[str]") -> Iterator[tuple[int, Mapping[str, Any]]]:
-    titles = _at(path, 1, lambda: reader.fieldnames) or ()
-    if "subject" not in titles or set(titles) - set(COLUMNS):
-        odd = next((title for title in titles if title not in COLUMNS), None)
-        what = "there is no column `subject`"
-        if odd is not None:
-            what = f"unknown column {odd!r}; the known columns are {', '.join(COLUMNS)}"
-        raise Problem(f"{path}: line 1: {what}", hint="Write args to one column `args`, as a JSON object", exit_code=2)
-    while (row := _at(path, reader.line_num + 1, next, reader, None)) is not None:
-        if None in row or None in row.values():
-            raise Problem(f"{path}: line {reader.line_num}: it does not have {len(titles)} columns", exit_code=2)
-        fields: dict[str, Any] = {name: value for name, value in row.items() if value != ""}
-        if "args" in fields:
-            fields["args"] = _at(path, reader.line_num, json.loads, fields["args"])
-        yield reader.line_num, fields
 
 
 def _json_lines(path: str, lines: _Counted) -> Iterator[tuple[int, Mapping[str, Any]]]:

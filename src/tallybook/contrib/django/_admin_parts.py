@@ -37,7 +37,6 @@ _LINE = tuple(field.name for field in fields(JobLine) if field.name != "cursor")
 
 
 def alias() -> str:
-    """Return the database with the schema."""
     return _settings.read().database
 
 
@@ -109,8 +108,6 @@ class QueueFilter(_Choice):
 
 
 class TaskFilter(_Choice):
-    """By task that a worker has known."""
-
     title = parameter_name = "task"
     query = "select t.name from tallybook.tasks as t order by t.name limit %s"
 

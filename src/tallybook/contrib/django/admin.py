@@ -73,8 +73,6 @@ class JobAdmin(_Jobs):
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(_Jobs):
-    """Jobs that wait for a person."""
-
     only_state = "dead"
     list_display = ("id", "task", "queue", "reason", "failures", "ended_at", "note")
     list_filter = (parts.QueueFilter, parts.TaskFilter)
