@@ -1,10 +1,8 @@
-"""The parts of the admins: lists by a cursor, without count and offset; filters; and actions, each with its audit row.
+"""The parts of the admins: lists by a cursor, without count and offset; filters; and their base, with audit rows.
 
-The actions run verbs on Django's connection.
+The verbs run on Django's connection.
 """
 
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -21,12 +19,10 @@ from django.db import DatabaseError, connections, transaction
 from django.template.response import TemplateResponse
 
 from tallybook._app import App
-from tallybook._app.queues import BATCH
-from tallybook._db import audit, queues, sync
-from tallybook._db.calls import STATE
+from tallybook._db import audit, sync
 from tallybook._db.jobs import STATES
 from tallybook._db.verb import Verb
-from tallybook._model.job_info import JobDone, JobLine, JobPage
+from tallybook._model.job_info import JobLine, JobPage
 from tallybook.contrib.django import _settings
 from tallybook.errors import ConfigError, InvalidArgument, TallybookError
 
@@ -127,9 +123,6 @@ def column(query: str, param: object) -> list[Any]:
 
 
 act = partial(admin.action, permissions=["operate"])  # an action that needs the right to change what the model shows
-_LONGEST = 20.0  # seconds during which a request starts new batches
-_CANCELLED = f"""\
-select i from unnest(cast(%s as bigint[])) as i where {STATE.called(job_id="i")} = 'cancelled'"""  # noqa: S608
 
 
 def chosen(request: Any) -> list[str]:
@@ -201,102 +194,3 @@ class Shown(admin.ModelAdmin):
                     self.record(request, f"{noun}.{verb}", {noun: name}, {done: True})
                 text = f"{noun.capitalize()} {name} {done if changed else otherwise}."
                 self.message_user(request, text, messages.SUCCESS if changed else messages.WARNING)
-
-
-class JobActs(Shown):
-    @act(description="Retry")
-    def retry(self, request: Any, queryset: Any) -> Any:
-        return self._do(request, "retry", app.jobs.retry)
-
-    @act(description="Cancel")
-    def cancel(self, request: Any, queryset: Any) -> Any:
-        effect = "None of them will start; running ones are asked to stop. Dead ones leave the dead letters."
-        return self._do(request, "cancel", app.jobs.cancel, "Cancel jobs?", effect)
-
-    @act(description="Drop")
-    def drop(self, request: Any, queryset: Any) -> Any:
-        effect = "They are deleted and cannot be retried any more."
-        return self._do(request, "drop", app.jobs.drop, "Drop dead letters?", effect)
-
-    def _do(
-        self,
-        request: Any,
-        verb: str,
-        run: Callable[[list[int]], Verb[list[JobDone]]],
-        title: str = "",
-        effect: str = "",
-    ) -> Any:
-        """Run a verb for the checked jobs; with a title, ask for confirmation first."""
-        if title and (page := self.confirmed(request, verb, title, effect)):
-            return page
-        ids = [int(one) for one in chosen(request) if one.isdecimal() and len(one) < 19]
-        with self.step(request):
-            # Another cancel of those that are already cancelled changes nothing.
-            before = set(column(_CANCELLED, ids)) if verb == "cancel" else set()
-            done = run([job for job in ids if job not in before]).sync(alias())
-            became = Counter(one.done for one in done if one.changed)
-            if became:
-                self.record(request, f"jobs.{verb}", {"jobs": [one.job for one in done if one.changed]}, dict(became))
-            for kind, n in became.items():
-                self.message_user(request, f"{n} {'job' if n == 1 else 'jobs'}: {kind}.", messages.SUCCESS)
-            left = [one.detail or f"there is no job {one.job}" for one in done if not one.changed]
-            for why in [*left, *(f"job {job} is cancelled already" for job in sorted(before))][:10]:
-                self.message_user(request, f"Not changed: {why}", messages.WARNING)
-        return None
-
-
-class QueueActs(Shown):
-    @act(description="Pause")
-    def pause(self, request: Any, queryset: Any) -> None:
-        self.each(request, "queue", "pause", "paused", app.queues.pause, "was paused already")
-
-    @act(description="Resume")
-    def resume(self, request: Any, queryset: Any) -> None:
-        self.each(request, "queue", "resume", "resumed", app.queues.resume, "was not paused")
-
-    @act(description="Empty")
-    def empty(self, request: Any, queryset: Any) -> Any:
-        """Cancel all jobs that have not started, after a confirmation; in batches, so that claims wait only briefly."""
-        effect = "All their jobs that have not started are cancelled. Running jobs continue; dead letters stay."
-        if page := self.confirmed(request, "empty", "Empty queues?", effect):
-            return page
-        until = time.monotonic() + _LONGEST
-        for name in chosen(request):
-            mark: str | None = None
-            remain, cancelled = True, 0
-            while remain and time.monotonic() < until:
-                remain = False
-                with self.step(request):
-                    given: dict[str, Any] = {"states": None, "running": False, "by": who(request)}
-                    batch = sync.run(alias(), queues.truncate(name, max_jobs=BATCH, mark=mark, **given))
-                    if batch.done.cancelled:
-                        self.record(request, "queue.truncate", {"queue": name}, {"cancelled": batch.done.cancelled})
-                    mark, remain = batch.mark, batch.remain
-                    cancelled += batch.done.cancelled
-            if mark is not None:
-                more = " More are left: empty it again." if remain else ""
-                self.message_user(request, f"Queue {name}: {cancelled} cancelled.{more}", messages.SUCCESS)
-        return None
-
-
-class ScheduleActs(Shown):
-    @act(description="Pause")
-    def pause(self, request: Any, queryset: Any) -> None:
-        self.each(request, "schedule", "pause", "paused", app.schedules.pause, "was paused already")
-
-    @act(description="Resume")
-    def resume(self, request: Any, queryset: Any) -> None:
-        self.each(
-            request, "schedule", "resume", "resumed", lambda name, _: app.schedules.resume(name), "was not paused"
-        )
-
-    @act(description="Run now")
-    def run(self, request: Any, queryset: Any) -> None:
-        for name in chosen(request):
-            with self.step(request):
-                fired = app.schedules.run(name).sync(alias())
-                done = {"what": fired.what, "job": fired.job_id, "jobs": fired.jobs}
-                self.record(request, "schedule.run", {"schedule": name}, done)
-                about = f"job {fired.job_id}" if fired.job_id else fired.reason or f"{fired.jobs} jobs"
-                level = messages.SUCCESS if fired.what == "enqueued" else messages.WARNING
-                self.message_user(request, f"Schedule {name}: {fired.what}, {about}.", level)
