@@ -308,12 +308,10 @@ def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: di
         done = db.run(call)
         if not (yes := yes or _may_cancel(db, done)):
             raise Rollback(transaction)
-    if not yes:
-        return
-    if as_json:
+    if yes and as_json:
         print_json({"cancelled": done.cancelled, "cancelling": done.cancelling})
-        return
-    click.echo(f"{done.cancelled} jobs will not start, {done.cancelling} run and are asked to stop")
+    elif yes:
+        click.echo(f"{done.cancelled} jobs will not start, {done.cancelling} run and are asked to stop")
 
 
 def _may_cancel(db: Db, found: Cancelled) -> bool:

@@ -50,10 +50,8 @@ def migrate(dsn: str | None, only_sql: bool, node: int | None, which: str | None
 def _each(dsn: str, which: str, wait: timedelta | None) -> None:
     failed = 0
     everyone = nodes.numbered(nodes.nodes(dsn))
-    chosen = nodes.nodes(dsn, which)
-    for one in everyone:
-        if not any(one.name == other.name for other in chosen):
-            continue
+    chosen = [one for one in everyone if one in nodes.chosen(everyone, which)]
+    for one in chosen:
         try:
             _one(one.dsn, nodes.number_for(one, everyone), wait, f"{one.name}: ")
         except Exception as error:

@@ -99,14 +99,14 @@ def show(db: Db, task: str, name: str, queue: str | None, as_json: bool) -> None
     """Show all details of one subject, and its errors."""
     which = {"task": task, "subject": name, "queue": queue}
     row = db.texts(_SHOW, which)
-    own = loads(row[0])["scope"] or None if row else queue
-    errors = db.texts(_ERRORS, {**which, "queue": own, "since": None, "limit": 10})
     if not row:
         raise Problem(f"task {task!r} has no subject {name!r}", hint="`tallybook subject list` shows the existing ones")
+    found = loads(row[0])
+    errors = db.texts(_ERRORS, {**which, "queue": found["scope"] or None, "since": None, "limit": 10})
     if as_json:
         print_json(f'{row[0].rstrip().removesuffix("}")},"errors":[{",".join(errors)}]}}')
         return
-    print_pairs([(title, value_of(title, value)) for title, value in loads(row[0]).items()])
+    print_pairs([(title, value_of(title, value)) for title, value in found.items()])
     if errors:
         click.echo()
         print_rows(_FAILED, errors, empty="no errors")
