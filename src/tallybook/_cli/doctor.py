@@ -84,8 +84,7 @@ def _show_installed(db: Db, as_json: bool) -> None:
     if as_json:
         print_json(json.dumps(values, indent=1))
     else:
-        pairs = [(name.replace("_", " "), "-" if value is None else yes_no(value)) for name, value in values.items()]
-        print_pairs(pairs)
+        print_pairs({name.replace("_", " "): "-" if value is None else yes_no(value) for name, value in values.items()})
         if found.version == 0:
             verdict = "not installed: run `tallybook migrate`"
         elif found.version > found.expected:

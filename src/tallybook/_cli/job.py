@@ -241,7 +241,7 @@ def show(db: Db, job_id: int, as_json: bool) -> None:
     first = {"id": found["id"], "state": found["state"]}
     if errors and found["state"] in ("dead", "retrying"):
         first["error"] = said_of(errors[-1])
-    print_pairs([(name, value_of(name, value)) for name, value in {**first, **found}.items()])
+    print_pairs({name: value_of(name, value) for name, value in {**first, **found}.items()})
     if history:
         click.echo()
         print_rows(_ATTEMPTS, history, empty="")

@@ -165,9 +165,9 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, empt
     console.print(table)
 
 
-def print_pairs(pairs: Sequence[tuple[str, object]]) -> None:
-    width = max(len(name) for name, _ in pairs)
-    for name, value in pairs:
+def print_pairs(pairs: Mapping[str, object]) -> None:
+    width = max(map(len, pairs))
+    for name, value in pairs.items():
         click.echo(f"{name.ljust(width)}  {clean(value)}".rstrip())
 
 

@@ -112,16 +112,11 @@ def show(db: Db, name: str, as_json: bool) -> None:
     if as_json:
         print_json({**asdict(one), "routes": [asdict(found) for found in routes]})
         return
-    print_pairs(
-        [
-            ("provider", one.name),
-            ("kind", one.kind),
-            ("state", "active" if one.active else "inactive"),
-            ("settings", json.dumps(one.settings, ensure_ascii=False)),
-            ("changed", local(one.changed_at)),
-            ("routes", ", ".join(f"{found.data_type} {found.symbol or '(all)'}" for found in routes)),
-        ]
-    )
+    print_pairs({
+        "provider": one.name, "kind": one.kind, "state": "active" if one.active else "inactive",
+        "settings": json.dumps(one.settings, ensure_ascii=False), "changed": local(one.changed_at),
+        "routes": ", ".join(f"{found.data_type} {found.symbol or '(all)'}" for found in routes),
+    })  # fmt: skip
     click.echo()
     print_rows(_SECRETS, one.fields, empty="no secrets")
 

@@ -106,7 +106,7 @@ def show(db: Db, task: str, name: str, queue: str | None, as_json: bool) -> None
     if as_json:
         print_json(f'{row[0].rstrip().removesuffix("}")},"errors":[{",".join(errors)}]}}')
         return
-    print_pairs([(title, value_of(title, value)) for title, value in found.items()])
+    print_pairs({title: value_of(title, value) for title, value in found.items()})
     if errors:
         click.echo()
         print_rows(_FAILED, errors, empty="no errors")
