@@ -62,18 +62,6 @@ def short(text: str, most: int = 100) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def columns(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a plain table: columns two spaces apart, numbers right-aligned, no padding at the end."""
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    numeric = [bool(rows) and all(row[at].lstrip("-").isdigit() for row in rows) for at in range(len(titles))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = zip(row, widths, numeric, strict=True)
-        return "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells).rstrip()
-
-    return [line(row) for row in (titles, *rows)]
-
-
 def print_rows(
     shown: Columns,
     rows: Sequence[Any],
@@ -143,23 +131,28 @@ def working(what: str) -> AbstractContextManager[object]:
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """Print a table of cleaned texts, or `empty` if there are no rows."""
+    """Print a table of cleaned texts with numbers on the right, or `empty` if there are no rows."""
     cells = [[clean(cell) for cell in row] for row in rows]
     if not cells:
         click.echo(empty)
         return
+    numeric = [all(cell.lstrip("-").isdigit() for cell in column) for column in zip(*cells, strict=True)]
     console = _console(sys.stdout)
     if console is None:
-        click.echo("\n".join(columns(titles, cells)))
+        widths, lines = [max(map(len, column)) for column in zip(titles, *cells, strict=True)], []
+        for row in (titles, *cells):
+            sized = zip(row, widths, numeric, strict=True)
+            texts = (cell.rjust(width) if number else cell.ljust(width) for cell, width, number in sized)
+            lines.append("  ".join(texts).rstrip())
+        click.echo("\n".join(lines))
         return
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for at, title in enumerate(titles):
-        numeric = all(row[at].lstrip("-").isdigit() for row in cells)
-        table.add_column(title, justify="right" if numeric else "left", overflow="fold")
+    for title, number in zip(titles, numeric, strict=True):
+        table.add_column(title, justify="right" if number else "left", overflow="fold")
     for row in cells:
         table.add_row(*map(Text, row))
     console.print(table)

@@ -86,18 +86,14 @@ def _result(backend: Any, task: _api.Task, job: dict[str, Any], attempts: list[d
     status = _STATUS.get(job["state"], _READY)
     result = _api.TaskResult(
         task=task.using(priority=max(priority(job["priority"]), -100), queue_name=job["queue"], backend=backend.alias),
-        id=str(job["id"]),
-        status=status,
+        id=str(job["id"]), status=status, args=args, kwargs=kwargs, backend=backend.alias,
+        errors=[_error(one) for one in job["errors"] or ()],
+        worker_ids=[attempt["worker"] or "" for attempt in attempts],
         enqueued_at=_instant(job["enqueued_at"]),
         started_at=_instant(attempts[0]["started_at"]) if attempts else None,
         last_attempted_at=_instant(attempts[-1]["started_at"]) if attempts else None,
         finished_at=_instant(job["ended_at"]) if job["state"] in ("completed", "cancelled", "dead") else None,
-        args=args,
-        kwargs=kwargs,
-        backend=backend.alias,
-        errors=[_error(one) for one in job["errors"] or ()],
-        worker_ids=[attempt["worker"] or "" for attempt in attempts],
-    )
+    )  # fmt: skip
     if status == _api.TaskResultStatus.SUCCESSFUL:
         object.__setattr__(result, "_return_value", job["result"])
     return result
