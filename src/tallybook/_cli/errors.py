@@ -116,11 +116,7 @@ def near(error: click.UsageError) -> str | None:
             return "A value that begins with - is read as an option: write -- before it"
         known = [name for name in known if name.startswith("--")]
         theirs = {name: ours for name, ours in _OPTIONS.items() if ours.split()[0] in known}
-    elif (
-        quoted
-        and isinstance(error, click.BadParameter)
-        and isinstance(kind := error.param and error.param.type, click.Choice)
-    ):
+    elif quoted and isinstance(kind := getattr(getattr(error, "param", None), "type", None), click.Choice):
         given, known = quoted[2], [str(choice) for choice in kind.choices]
         theirs = _MEANT if "dead" in known else {}
     else:

@@ -96,11 +96,9 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
         rows = [row.shown for row in found]
     empty = ("no such jobs" if chosen or after else "no jobs") + ("" if more is None else " so far")
     print_rows(_LISTED, rows, empty=empty, nodes=names, as_json=as_json)
-    if more is None:
-        return
-    if len(rows) == limit:
+    if more is not None and len(rows) == limit:
         click.echo(f"the newest {len(rows)}; --limit shows more, --after {more} the next", err=True)
-    else:
+    elif more is not None:
         click.echo(f"searched back to {local(looked_to)}; --after {more} continues", err=True)
 
 

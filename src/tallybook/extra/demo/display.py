@@ -123,6 +123,9 @@ class Display:
         self.event(f"{done}   {board.refused} refused   pickup {board.latency}")
 
 
+_WORKERS = {"killed": "red", "works": "green"}
+
+
 class Live(Display):
     """The live display: bars, counts and workers that change in place, with the last events below."""
 
@@ -145,40 +148,25 @@ class Live(Display):
 
     def _draw(self) -> None:
         from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
         from rich.text import Text
 
-        events = [Text.from_markup(text) for text in self._events[-12:]]
         parts: list[RenderableType] = [Text("Tallybook, live", style="bold"), Text()]
-        if self._board:
-            parts += [_bars(self._board), Text(), _counts(self._board), Text()]
+        if board := self._board:
+            bars, facts = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
+            rows = (("submissions saved", board.saved, "cyan"), ("webhooks delivered", board.delivered, "green"))
+            for name, done, style in rows:
+                bar = ProgressBar(board.planned, done, width=44, complete_style=style, finished_style=style)
+                bars.add_row(name, bar, f"{done} of {board.planned}")
+            states = [f"{state} [b]{board.states[state]}[/]" for state in ("available", "running", "retrying")]
+            facts.add_row("jobs", "   ".join([*states, f"refused by the receiver [b]{board.refused}[/]"]))
+            facts.add_row("pickup", board.latency)
+            workers = [f"{name} [{_WORKERS.get(what, 'yellow')}]{what}[/]" for name, what in board.workers.items()]
+            facts.add_row("workers", "   ".join(workers))
+            parts += [bars, Text(), facts, Text()]
+        events = [Text.from_markup(text) for text in self._events[-12:]]
         self.screen.update(Group(*parts, *events, Text()), refresh=True)
-
-
-def _bars(board: Board) -> RenderableType:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    bars = (("submissions saved", board.saved, "cyan"), ("webhooks delivered", board.delivered, "green"))
-    for name, done, style in bars:
-        bar = ProgressBar(board.planned, done, width=44, complete_style=style, finished_style=style)
-        table.add_row(name, bar, f"{done} of {board.planned}")
-    return table
-
-
-_WORKERS = {"killed": "red", "works": "green"}
-
-
-def _counts(board: Board) -> RenderableType:
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    states = [f"{state} [b]{board.states[state]}[/]" for state in ("available", "running", "retrying")]
-    table.add_row("jobs", "   ".join([*states, f"refused by the receiver [b]{board.refused}[/]"]))
-    table.add_row("pickup", board.latency)
-    workers = [f"{name} [{_WORKERS.get(what, 'yellow')}]{what}[/]" for name, what in board.workers.items()]
-    table.add_row("workers", "   ".join(workers))
-    return table
 
 
 @contextmanager
