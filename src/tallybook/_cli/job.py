@@ -133,7 +133,6 @@ _LISTED: Columns = {
     "enqueued": "enqueued_at", "note": lambda row: short(_note(row)),
 }  # fmt: skip
 
-
 _DO = {
     "queue_paused": "resume it: tallybook queue resume {queue}",
     "no_worker": "start one: tallybook worker",

@@ -100,7 +100,6 @@ breaker = click.Group(
     "A breaker makes the jobs of a key wait after a number of failures.",
 )
 
-
 _BREAKERS: Columns = {
     "key": "name",
     "opens after": lambda one: f"{one.failures} per {format_duration(one.per)}, for {format_duration(one.open_for)}",

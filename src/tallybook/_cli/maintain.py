@@ -123,7 +123,6 @@ def uninstall(db: Db, yes: bool) -> str:
 
 service = click.Group("service", help="List and change the maintenance services.")
 
-
 _SERVICES: Columns = {
     "service": "name", "every": "every", "last run": lambda one: local(one.last_run_at) or "never",
     "took": lambda one: "" if one.last_took is None else f"{one.last_took.total_seconds() * 1000:.1f} ms",

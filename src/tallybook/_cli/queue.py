@@ -23,7 +23,6 @@ select json_build_object(
 
 queue = click.Group("queue", help="List, change, pause, truncate and drop queues.")
 
-
 _COLUMNS: Columns = {
     "queue": "name", "available": "available", "running": "running", "scheduled": "scheduled", "retrying": "retrying",
     "dead": "dead", "unserved": "unserved", "workers": "workers",

@@ -58,10 +58,7 @@ class Kill:
 
 
 def play(rows: Rows, display: Display) -> tuple[Figures, list[str]]:
-    """Set up, run, measure and clean up. Return the figures, and lines about the run for people.
-
-    Errors are raised; an error or an interrupt cleans up as well.
-    """
+    """Set up, run, measure and always clean up. Return the figures, and lines about the run for people."""
     with ExitStack() as stack:
         display.event("starting an embedded PostgreSQL, which is removed at the end")
         server = stack.enter_context(temporary_server(durable=True))
