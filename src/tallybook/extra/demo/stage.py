@@ -269,7 +269,7 @@ class _Stage:
         self.arrivals.stop()
         self._processes.stop(*(process for process in self._workers.values() if not process.killed))
         self._processes.stop(self._receiver)
-        self._log.wait()
+        self._log.reader.join(5)  # until all its output is read
         figures = measure(self._conn, self._log.notes)
         if figures.submissions < self._board.planned:
             left = self._board.planned - figures.submissions
