@@ -117,7 +117,6 @@ def show(db: Db, task: str, name: str, queue: str | None, as_json: bool) -> None
 
 
 @command(of=subject, json=True)
-@click.argument("args", metavar="[ARGS_JSON]", default="{}")
 @job_options
 def push(db: Db, queue: str, task: str, name: str, args: str, as_json: bool, **given: Any) -> None:
     """Create the subject NAME of TASK, unless it exists.
@@ -133,7 +132,6 @@ def push(db: Db, queue: str, task: str, name: str, args: str, as_json: bool, **g
 
 
 @command(of=subject, json=True)
-@click.argument("args", metavar="[ARGS_JSON]", default="{}")
 @click.option("--file", "path", metavar="FILE", help='CSV (by its name, .csv) or JSON lines; "-" is stdin.')
 @job_options
 def upsert(
