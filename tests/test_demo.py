@@ -17,10 +17,9 @@ import pytest
 from support.database import Connection
 from support.waiting import wait_until
 from tallybook._db.driver import connect
-from tallybook.extra.demo import _Interrupted, _interruptible
+from tallybook.extra.demo import MOST, SHIPPED, InputError, _Interrupted, _interruptible, read
 from tallybook.extra.demo import app as demo_app
 from tallybook.extra.demo.receiver import verdict
-from tallybook.extra.demo.rows import MOST, SHIPPED, InputError, read
 
 ODD = ["Łukasz, 美咲 👍", 'said "hi"', "two\nlines", "tab\there", "it's \\ 100 %", "", "\u202eright to left", "é́"]
 

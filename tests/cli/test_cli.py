@@ -19,7 +19,7 @@ from tallybook import App, Constant
 from tallybook._cli import GROUPS, cli
 from tallybook._cli.errors import short
 from tallybook._cli.job import when
-from tallybook._cli.text import clean, json_safe
+from tallybook._cli.output import clean, json_safe
 from tallybook._db import migrate
 from tallybook._model.durations import parse_duration
 

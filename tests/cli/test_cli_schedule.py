@@ -9,7 +9,7 @@ import pytest
 
 from support.cli import run
 from tallybook import App
-from tallybook._cli.text import local
+from tallybook._cli.output import local
 from tallybook._model.cron import Cron
 from tallybook._model.schedule import due
 

@@ -1,9 +1,12 @@
 """tallybook dev: a database, a worker and reloads of the code; and nothing left behind."""
 
+import asyncio
+import os
 import re
 import shlex
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,8 @@ import pytest
 from support.cli import Command, children, invoke, is_alive, parent
 from support.pages import FENCED, text
 from support.waiting import wait_until
-from tallybook._cli.dev import _make
+from tallybook._cli import dev
+from tallybook._worker.life.supervisor import Child
 
 BEFORE = """
 from tallybook import App
@@ -52,10 +56,30 @@ def processes(dsn: str, running: Command) -> list[int]:
 
 def test_only_a_directory_of_its_own_is_hidden_from_git(tmp_path: Path) -> None:
     """The directory of --data gets a .gitignore, but not if it has files already, as the project's own has."""
-    _make(tmp_path / "new")
+    dev._make(tmp_path / "new")
     assert (tmp_path / "new" / ".gitignore").read_text() == "*\n"
-    _make(tmp_path)
+    dev._make(tmp_path)
     assert not (tmp_path / ".gitignore").exists()
+
+
+def test_a_stop_before_the_first_start_ends_dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal while dev reads the code for the first time ends it with exit code 0, and no worker starts."""
+    loops: list[asyncio.AbstractEventLoop] = []
+    child = Child([])
+
+    def look(root: Path) -> dict[str, tuple[int, int]]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        handled = threading.Event()
+        loops[0].call_soon_threadsafe(handled.set)
+        assert handled.wait(10)
+        return {}
+
+    async def run() -> int:
+        loops.append(asyncio.get_running_loop())
+        return await dev._run(child, tmp_path)
+
+    monkeypatch.setattr(dev, "_look", look)
+    assert asyncio.run(run()) == 0 and child.process is None
 
 
 @pytest.mark.slow

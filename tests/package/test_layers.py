@@ -33,7 +33,6 @@ def test_other_rooms_import_the_driver_from_db(imports: dict[str, set[str]]) -> 
     # Each with its reason. The list only shrinks.
     allowed = {
         "tallybook": "a missing libpq is named, with what to do",
-        "tallybook.contrib.django._settings": "Django's settings become a connection string by libpq's list of options",
         "tallybook.contrib.fastapi": "public: what its dependency gives is a psycopg connection",
         "tallybook.contrib.flask": "public: what `transaction` gives is a psycopg connection",
         "tallybook.embedded": "makes and drops databases, whose names are quoted by psycopg.sql",

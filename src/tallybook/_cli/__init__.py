@@ -14,22 +14,20 @@ from typing import Any, Never
 import click
 
 from tallybook._cli import errors
-from tallybook._cli.common import DSN, dsn_before, text
+from tallybook._cli.common import dsn_option
 
 __all__ = ["GROUPS", "cli", "main"]
 
-GROUPS: dict[str, tuple[str, ...]] = {
+GROUPS: dict[str, tuple[str, ...]] = {  # as the help shows them
     "Run": ("dev", "worker", "web", "mcp", "demo"),
     "Look": ("top", "job", "dead", "count", "event", "task", "audit", "doctor"),
     "Change": ("enqueue", "queue", "schedule", "subject", "limit", "breaker", "provider"),
     "Maintain": ("migrate", "node", "service", "history", "roles", "uninstall"),
 }
-"""The groups of commands in the help."""
-_FILES = {
-    "mcp": "web", "count": "counting", "event": "counting", "breaker": "limit", "uninstall": "migrate",
-    "service": "maintain", "history": "maintain", "audit": "maintain", "roles": "maintain",
+_FILES = {  # of the commands that have none with their own name
+    "demo": "dev", "mcp": "web", "count": "counting", "event": "counting", "breaker": "limit", "migrate": "maintain",
+    "uninstall": "maintain", "service": "maintain", "history": "maintain", "audit": "maintain", "roles": "maintain",
 }  # fmt: skip
-"""The files of the commands that have none with their own name."""
 
 
 class _Commands(UserDict[str, Any]):
@@ -75,9 +73,9 @@ class _Cli(click.Group):
 @click.group(
     cls=_Cli, commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.option("--dsn", metavar="DSN", type=text, expose_value=False, callback=dsn_before, help=DSN)
+@dsn_option
 @click.version_option(package_name="tallybook", message="tallybook %(version)s")
-def cli() -> None:
+def cli(dsn: str | None) -> None:
     """Tallybook: background jobs inside your own PostgreSQL.
 
     --dsn works before and after the command. TALLYBOOK_DEBUG=1 shows tracebacks.
@@ -85,7 +83,6 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The entry point of `tallybook`."""
     if sys.stdin:  # bytes that are not UTF-8 are read as in arguments, and refused in the same way
         sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     try:

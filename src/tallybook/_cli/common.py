@@ -17,17 +17,13 @@ from typing import Any, Literal, Never, TypeVar
 
 import click
 
-from tallybook._cli.database import Db
-from tallybook._cli.output import print_rows
-from tallybook._cli.over_nodes import Found, Merge, each, gathered, nodes_option
-from tallybook._cli.text import Columns
+from tallybook._cli.database import Db, Found, Merge, each, gathered, nodes_option
+from tallybook._cli.output import Columns, print_rows
 from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 Made = Callable[[Callable[..., Any]], click.Command]
-
-DSN = "Connection string or URL; else TALLYBOOK_DSN, else the PG* variables."
 
 
 def text(value: str) -> str:
@@ -37,17 +33,11 @@ def text(value: str) -> str:
     return value
 
 
-def _or_before(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
-    return context.meta.get(_BEFORE) if value is None else value
-
-
-def dsn_before(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    context.meta[_BEFORE] = value
-
-
-_BEFORE = "tallybook.dsn"
 # After or before the command. Click must not read the environment: an App's dsn has precedence over it.
-dsn_option = click.option("--dsn", metavar="DSN", type=text, help=DSN, callback=_or_before)
+dsn_option = click.option(
+    "--dsn", metavar="DSN", type=text, help="Connection string or URL; else TALLYBOOK_DSN, else the PG* variables.",
+    callback=lambda context, _, value: value or context.find_root().params.get("dsn"),
+)  # fmt: skip
 read_dsn_option = click.option(
     "--read-dsn", metavar="DSN", type=text, help="Read from this hot standby; its lag is shown. [the primary]"
 )
@@ -68,8 +58,8 @@ def options(*given: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 def state_option(*states: str) -> Callable[[F], F]:
-    says = f"{', '.join(states)}."
-    return click.option("--state", "states", multiple=True, type=click.Choice(states), metavar="STATE", help=says)
+    kind = click.Choice(states)
+    return click.option("--state", "states", multiple=True, type=kind, metavar="STATE", help=f"{', '.join(states)}.")
 
 
 def limit_option(

@@ -1,7 +1,7 @@
 """tallybook count, event: the counters."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any
@@ -9,12 +9,10 @@ from typing import Any
 import click
 
 from tallybook._cli.common import command, duration, listing
-from tallybook._cli.database import Db
-from tallybook._cli.output import print_json, print_rows, print_table, working
-from tallybook._cli.over_nodes import gathered
-from tallybook._cli.text import Columns, clean, local
+from tallybook._cli.database import Db, gathered
+from tallybook._cli.output import Columns, clean, print_json, print_rows, print_table, working
 from tallybook._db import counting
-from tallybook._model.counting import Counts, Level, Throughput, Timings
+from tallybook._model.counting import Counts, Throughput, Timings
 from tallybook._model.options import check_name
 
 _STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
@@ -23,6 +21,10 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NUMBERS = tuple(field.name for field in fields(Counts) if field.name not in ("queue", "task"))
 _RATES = ("completed_per_s", "failed_per_s")
 _TIMES = ("waited_p50", "waited_p95", "took_p50", "took_p95")
+_HOW: dict[type, tuple[tuple[str, ...], Callable[[Any, Any], Any]]] = {
+    Counts: (_NUMBERS, operator.add), Throughput: (_RATES, operator.add), Timings: (_TIMES, max),
+}  # fmt: skip
+_Row = Counts | Throughput | Timings
 
 count = click.Group("count", help="Show how many jobs there are, now and over time.")
 
@@ -35,71 +37,54 @@ def list_(db: Db, by_task: bool, as_json: bool) -> None:
     Rates are for the last minute. Waited and took are percentiles for the last 15 min; a queue with several tasks shows
     its slowest task. In JSON, times are in milliseconds.
     """
-    found, rates, timings, oldest = _counted(db)
-    for queue in oldest if not by_task else ():  # a queue that has never had a job
-        if all(one.queue != queue for one in found):
-            found.append(Counts(queue=queue, task="", **dict.fromkeys(_NUMBERS, 0)))
-    lines = _lines(found, rates, timings, by_task)
+    found, oldest = _counted(db)
+    lines, rows = _lines(found, () if by_task else oldest, by_task), []
     for line in lines:
         since = oldest.get(str(line["queue"]))
         line["oldest"] = None if since is None or by_task else max(0.0, round(since, 3))
+        second = line["task"] if by_task else _span(line["oldest"])
+        speeds = (f"{line[name]:.1f}" for name in _RATES)
+        rows.append(
+            (line["queue"], second, *(line[state] for state in _STATES), *speeds, *(_ms(line[name]) for name in _TIMES))
+        )
     if as_json:
         print_json(lines)
         return
-    rate = ("completed/s", "failed/s")
-    titles = ("queue", *(["task"] if by_task else ["oldest"]), *_STATES, *rate, "waited p50", "p95", "took p50", "p95")
-    print_table(titles, [_cells(line, by_task) for line in lines], empty="no counts: no job was ever enqueued")
+    times = ("waited p50", "p95", "took p50", "p95")
+    titles = ("queue", "task" if by_task else "oldest", *_STATES, "completed/s", "failed/s", *times)
+    print_table(titles, rows, empty="no counts: no job was ever enqueued")
 
 
-_Counted = tuple[list[Counts], list[Throughput], list[Timings], dict[str, float | None]]
-
-
-def _counted(db: Db) -> _Counted:
-    """Read the counts of all nodes (`_lines` adds them up), and the age of the oldest available job."""
+def _counted(db: Db) -> tuple[list[_Row], dict[str, float | None]]:
+    """Read the counts of all nodes (`_lines` adds them up), and the age of each queue's oldest available job."""
     if not db.nodes:
-        oldest: dict[str, float | None] = dict(db.conn.execute(_OLDEST).fetchall())
-        throughput, times = counting.throughput("1 min"), counting.timings("15 min")
-        return db.run(counting.counts()), db.run(throughput), db.run(times), oldest
-    whole: _Counted = ([], [], [], {})
-    for _, (counts, rates, timings, ages) in gathered(db, _counted):
-        whole[0].extend(counts)
-        whole[1].extend(rates)
-        whole[2].extend(timings)
+        rates, timings = db.run(counting.throughput("1 min")), db.run(counting.timings("15 min"))
+        return [*db.run(counting.counts()), *rates, *timings], dict(db.conn.execute(_OLDEST).fetchall())
+    found, oldest = list[_Row](), dict[str, float | None]()
+    for _, (rows, ages) in gathered(db, _counted):
+        found += rows
         for queue, age in ages.items():
-            whole[3][queue] = max(whole[3].get(queue) or 0.0, age or 0.0) or None
-    return whole
+            oldest[queue] = max(oldest.get(queue) or 0.0, age or 0.0) or None
+    return found, oldest
 
 
-def _lines(
-    found: Sequence[Counts], rates: Sequence[Throughput], timings: Sequence[Timings], by_task: bool
-) -> list[dict[str, Any]]:
-    lines: dict[tuple[str, str], dict[str, Any]] = {}
-
-    def add(one: Counts | Throughput | Timings, names: Sequence[str], how: Callable[[Any, Any], Any]) -> None:
-        if line := lines.get((one.queue, one.task if by_task else "")):
+def _lines(found: Sequence[_Row], queues: Iterable[str], by_task: bool) -> list[dict[str, Any]]:
+    """Add up the rows of each queue, or task; these queues have a line even if they have never had a job."""
+    zero = dict.fromkeys(_NUMBERS, 0) | dict.fromkeys(_RATES, 0.0) | dict.fromkeys(_TIMES)
+    lines: dict[tuple[str, str], dict[str, Any]] = {(queue, ""): {"queue": queue, **zero} for queue in queues}
+    for one in sorted(found, key=lambda one: not isinstance(one, Counts)):  # counts first: only they make a line
+        key = (one.queue, one.task if by_task else "")
+        if isinstance(one, Counts):
+            lines.setdefault(key, {"queue": one.queue, **({"task": one.task} if by_task else {}), **zero})
+        if line := lines.get(key):
+            names, how = _HOW[type(one)]
             line.update({name: how(getattr(one, name), line[name] or 0) for name in names})
-
-    for count in sorted(found, key=lambda one: (one.queue, one.task)):
-        named = {"queue": count.queue, **({"task": count.task} if by_task else {})}
-        zero = dict.fromkeys(_NUMBERS, 0) | dict.fromkeys(_RATES, 0.0) | dict.fromkeys(_TIMES)
-        lines.setdefault((count.queue, named.get("task", "")), {**named, **zero})
-        add(count, _NUMBERS, operator.add)
-    for rate in rates:
-        add(rate, _RATES, operator.add)
-    for timing in timings:
-        add(timing, _TIMES, max)
-    return [one | {name: round(one[name], 3) for name in _RATES} for one in lines.values()]
+    return [line | {name: round(line[name], 3) for name in _RATES} for _, line in sorted(lines.items())]
 
 
-def _cells(line: dict[str, Any], by_task: bool) -> tuple[object, ...]:
-    second = line["task"] if by_task else _span(line["oldest"])
-    rates = (f"{line[name]:.1f}" for name in _RATES)
-    return (line["queue"], second, *(line[state] for state in _STATES), *rates, *(_ms(line[name]) for name in _TIMES))
-
-
-def _span(seconds: object) -> str:
+def _span(seconds: float | None) -> str:
     """Format a duration by its two largest units."""
-    if not isinstance(seconds, float):
+    if seconds is None:
         return ""
     left, texts = int(seconds), list[str]()
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -109,8 +94,8 @@ def _span(seconds: object) -> str:
     return " ".join(texts[:2])
 
 
-def _ms(value: object) -> str:
-    if not isinstance(value, float | int):  # in JSON 128.0 is 128
+def _ms(value: float | None) -> str:
+    if value is None:
         return ""
     return f"{value:.0f} ms" if value < 10_000 else _span(value / 1000)
 
@@ -124,22 +109,17 @@ def series(db: Db, queue: str | None, step: timedelta, since: timedelta | None, 
         check_name("queue", queue, 64)
         db.known_queue(queue)
     found = db.run(counting.levels(step, since, queue))
-    if as_json:
-        print_json(found)
-        return
     most_open = max((level.open for level in found), default=0)
     most_done = max((level.completed for level in found), default=0)
-    titles = ("from", "open", "", "completed", " ", "failed", "died", "scheduled", "retrying", "waiting", "dead")
-    print_table(titles, [_level(one, most_open, most_done) for one in found], empty="no counts")
-    if found:
+    shown: Columns = {
+        "from": "begins", "open": "open", "": lambda one: _bar(one.open, most_open), "completed": "completed",
+        " ": lambda one: _bar(one.completed, most_done), "failed": "failed", "died": "died", "scheduled": "scheduled",
+        "retrying": "retrying", "waiting": "waiting", "dead": "dead",
+    }  # fmt: skip
+    print_rows(shown, found, empty="no counts", as_json=as_json)
+    if found and not as_json:
         click.echo(f"open       {_spark([one.open for one in found])}  at most {most_open}")
         click.echo(f"completed  {_spark([one.completed for one in found])}  at most {most_done}")
-
-
-def _level(one: Level, most_open: int, most_done: int) -> tuple[object, ...]:
-    rest = (one.failed, one.died, one.scheduled, one.retrying, one.waiting, one.dead)
-    done = _bar(one.completed, most_done)
-    return (local(one.begins), one.open, _bar(one.open, most_open), one.completed, done, *rest)
 
 
 def _bar(value: int, most: int, width: int = 12) -> str:

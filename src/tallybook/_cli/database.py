@@ -1,10 +1,16 @@
-"""The database of a command, and the nodes of --nodes."""
+"""The database of a command, and the nodes of --nodes.
+
+Lists are read from all nodes concurrently and merged; changes are made on one node after the other.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -12,26 +18,36 @@ from typing import Any, TypeVar
 
 import click
 
-from tallybook._cli.errors import short
-from tallybook._cli.text import clean
+from tallybook._cli.errors import Problem, problem, short
+from tallybook._cli.output import clean
 from tallybook._db import driver, migrate, sync
 from tallybook._db.declared import Call
-from tallybook._db.driver import Connection, OperationalError
+from tallybook._db.driver import Connection, Error, OperationalError
 from tallybook._db.link import CONNECT, dsn_for_people
-from tallybook._db.nodes import Node, nodes, numbered, of_job
+from tallybook._db.nodes import Answer, Node, asked, nodes, numbered, of_job
 from tallybook._db.policy import backoff, is_final
 from tallybook._db.source import Source
 from tallybook._db.standby import LAG, Standby
-from tallybook._db.stored import READER
-from tallybook.errors import QueueUnavailable, UnknownJob, UnknownProvider, UnknownQueue, UnknownSchedule
+from tallybook._db.stored import READER, loads
+from tallybook._model import merged
+from tallybook.errors import (
+    QueueUnavailable,
+    TallybookError,
+    UnknownJob,
+    UnknownProvider,
+    UnknownQueue,
+    UnknownSchedule,
+)
 
 T = TypeVar("T")
-_NAMES = {
+Found = list[tuple[str, Any]]  # rows, each with the name of its node before it
+Merge = Callable[[Found, Mapping[str, Any]], Found]
+"""A function that merges the lists of all nodes, in the order of the nodes; it also receives the options."""
+_NAMES = {  # the known names for the error about an unknown one
     UnknownProvider: "select p.name from tallybook.providers p",
     UnknownQueue: "select q.name from tallybook.queues q",
     UnknownSchedule: "select s.name from tallybook.schedules s",
 }
-"""The known names for the error about an unknown one."""
 
 
 def standby_of(conn: Connection) -> str:
@@ -48,8 +64,7 @@ class Db:
     which: str | None = None
     home: bool = False
     read_dsn: str | None = None
-    node: str | None = None
-    """The name of its node with --nodes."""
+    node: str | None = None  # the name of its node with --nodes
     _at: dict[str, Db] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -58,7 +73,6 @@ class Db:
 
     @property
     def conninfo(self) -> str:
-        """The effective connection string."""
         return conninfo(self.dsn)
 
     @cached_property
@@ -77,17 +91,7 @@ class Db:
         return numbered(self.nodes)
 
     def at(self, node: Node) -> Db:
-        if node.name not in self._at:
-            self._at[node.name] = Db(node.dsn, self.stack, self.schema, node=node.name)
-        return self._at[node.name]
-
-    def over(self, conn: Connection, node: Node) -> Db:
-        """Return the database of a node, on an open connection."""
-        found = Db(node.dsn, self.stack, self.schema, node=node.name)
-        if self.schema:
-            migrate.check(conn)
-        found.__dict__["conn"] = conn
-        return found
+        return self._at.setdefault(node.name, Db(node.dsn, self.stack, self.schema, node=node.name))
 
     @cached_property
     def conn(self) -> Connection:
@@ -117,12 +121,7 @@ class Db:
         return [row[0] for row in self.conn.execute(sql.encode(), params).fetchall()]
 
     def paged(
-        self,
-        sql: str,
-        params: Callable[[str | None, int], Mapping[str, object]],
-        after: str | None,
-        limit: int,
-        most: int,
+        self, sql: str, params: Callable[..., Mapping[str, object]], after: str | None, limit: int, most: int
     ) -> tuple[list[Any], Any]:
         """Return the rows of a list that has at most `most` per call, and the last row of all if the list may continue.
 
@@ -155,19 +154,11 @@ def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = No
 
     Waits up to `wait` for a server that cannot be reached, unless waiting would not help.
     """
-    with _connected(conninfo(dsn), wait or timedelta(0)) as conn:
-        # A view cannot set this: compiling a look-up by id takes 100 ms, running it 1 ms.
-        conn.execute("set timezone = 'UTC'; set jit = off")
-        if schema:
-            migrate.check(conn)
-        yield conn
-
-
-def _connected(target: str, wait: timedelta) -> Connection:
-    until, failures = time.monotonic() + wait.total_seconds(), 0
-    while True:
+    target, conn, failures = conninfo(dsn), None, 0
+    until = time.monotonic() + (wait.total_seconds() if wait else 0.0)
+    while conn is None:
         try:
-            return driver.connect(target, **CONNECT, context=READER)
+            conn = driver.connect(target, **CONNECT, context=READER)
         except OperationalError as error:
             if is_final(error) or time.monotonic() >= until:
                 raise QueueUnavailable(dsn_for_people(target), str(error)) from error
@@ -175,3 +166,109 @@ def _connected(target: str, wait: timedelta) -> Connection:
                 click.echo(f"waiting for {dsn_for_people(target)}: {clean(short(str(error)))}", err=True)
             failures += 1
             time.sleep(min(backoff(failures), 1.0))
+    with conn:
+        # A view cannot set this: compiling a look-up by id takes 100 ms, running it 1 ms.
+        conn.execute("set timezone = 'UTC'; set jit = off")
+        if schema:
+            migrate.check(conn)
+        yield conn
+
+
+nodes_option = click.option(
+    "--nodes", "nodes_", metavar="NAMES", help="Use these nodes: all, or names like north,south. [one database]"
+)
+
+Said = tuple[T | None, TallybookError | None]  # the answer of a node, or the error that it returned
+
+
+def answers(db: Db, fn: Callable[[Db], T], *, seconds: float = 10.0) -> list[Answer[Said[T]]]:
+    """Call `fn` for each node concurrently, and return the answers."""
+
+    def ask(node: Node) -> Answer[Said[T]]:  # one call per node: each has its own database
+        def question(conn: Connection) -> Said[T]:
+            one = Db(node.dsn, db.stack, db.schema, node=node.name)
+            one.__dict__["conn"] = conn
+            if db.schema:
+                migrate.check(conn)
+            try:
+                return fn(one), None
+            except TallybookError as error:
+                return None, error
+
+        return asked((node,), question, seconds=seconds)[0]
+
+    with ThreadPoolExecutor(len(db.nodes)) as threads:
+        return list(threads.map(ask, db.nodes))
+
+
+def gathered(db: Db, fn: Callable[[Db], T]) -> list[tuple[str, T]]:
+    """Return the result of `fn` for each node that answers; print a line on stderr for each other node.
+
+    Raises Problem if no node has answered, or the error of Tallybook if every answer is an error.
+    """
+    found, refusal = [], None
+    for answer in answers(db, fn):
+        if answer.value is None:
+            click.echo(f"node {answer.node.name} did not answer: {clean(answer.error)}", err=True)
+            continue
+        value, refused = answer.value
+        refusal = refusal or refused
+        if refused is None:
+            found.append((answer.node.name, value))
+    if not found:
+        raise refusal or Problem("no node has answered", hint="See `tallybook node check`")
+    return found  # type: ignore[return-value]  # it is None where fn returns None
+
+
+def newest(time: str, number: str) -> Merge:
+    """Merge by this time, then by this id, newest first, up to --limit."""
+
+    def merge(found: Found, given: Mapping[str, Any]) -> Found:
+        found.sort(key=lambda pair: (getattr(pair[1], time), getattr(pair[1], number)), reverse=True)
+        return found[: given["limit"]]
+
+    return merge
+
+
+def summed(found: Found, _: Mapping[str, Any]) -> Found:
+    """Merge to one row per name, with the sums, and list the nodes."""
+    rows: dict[str, tuple[str, dict[str, Any]]] = {}
+    for node, text in found:
+        row = loads(text)
+        on, sums = rows.get(row["name"], ("", None))
+        rows[row["name"]] = (node, row) if sums is None else (f"{on}, {node}", merged.summed(sums, row))
+    return [pair for _, pair in sorted(rows.items())]
+
+
+def each(db: Db, fn: Callable[[Db], str | None], *, as_json: bool = False) -> str | None:
+    """Run a command on this database, or on each of the nodes in turn, and report per node.
+
+    After a failure of a node it continues with the others; exit code 1 if any failed. `as_json` prints one document.
+    """
+    if not db.nodes:
+        return fn(db)
+    failed, documents = False, []
+    for node in db.nodes:
+        written, error, line = io.StringIO(), None, None
+        try:
+            with redirect_stdout(written):
+                line = fn(db.at(node))
+        except (TallybookError, Error, Problem) as raised:
+            failed, error = True, problem(raised)
+        except SystemExit as ended:
+            failed |= bool(ended.code)
+        text = "\n".join(part for part in (written.getvalue().rstrip("\n"), line) if part)
+        if as_json:
+            document = f', "answer": {text}' if text else ""
+            told = f', "error": {json.dumps(error.message)}' if error else ""
+            documents.append(f'{{"node": {json.dumps(node.name)}{document}{told}}}')
+            continue
+        for shown in text.splitlines():
+            click.echo(f"{node.name}: {shown}")
+        if error:
+            click.echo(f"{node.name}: error: {clean(error.message)}", err=True)
+    if as_json:
+        click.echo("[" + ",\n ".join(documents) + "]")
+    if failed:
+        raise SystemExit(1)
+    return None

@@ -6,10 +6,9 @@ from typing import Any
 import click
 
 from tallybook._cli.common import agreed, command, json_object, limit_option, listing, options, text
-from tallybook._cli.database import Db
+from tallybook._cli.database import Db, each, newest
 from tallybook._cli.job import MANY, said_of, show, when
-from tallybook._cli.over_nodes import each, newest
-from tallybook._cli.text import Columns, clean, short
+from tallybook._cli.output import Columns, clean, short
 from tallybook._db import calls, filters, jobs
 from tallybook._db.filters import REASONS, DeadFilter
 from tallybook._model.job_info import DeadLetter

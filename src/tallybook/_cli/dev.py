@@ -1,4 +1,4 @@
-"""tallybook dev: a PostgreSQL, the schema, and a worker that restarts when the code changes."""
+"""tallybook dev: a PostgreSQL, the schema, and a worker that restarts when the code changes; tallybook demo."""
 
 import asyncio
 import os
@@ -16,8 +16,7 @@ from tallybook._cli.common import dsn_option, queues_option
 from tallybook._cli.database import connect, conninfo
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import app_option, home
-from tallybook._cli.output import working
-from tallybook._cli.text import clean
+from tallybook._cli.output import clean, working
 from tallybook._db import migrate
 from tallybook._db.driver import conninfo_to_dict
 from tallybook._db.link import dsn_for_people
@@ -30,6 +29,7 @@ _LOOK_EVERY = 0.5
 _PATIENCE = 12.0  # above the child's own 2 s for running jobs and 5 s for aborted ones
 _MOST_FILES = 20_000
 _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"})
+_Files = dict[str, tuple[int, int]]
 
 
 @click.command()
@@ -57,7 +57,7 @@ def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload:
         words += ["--queues", queues] if queues else []
         # By the environment, since every user of the machine can see a password on a command line.
         child = Child(words, env={"TALLYBOOK_DSN": found, DSN_OF_PARENT: found, "TALLYBOOK_DIRECT_DSN": ""})
-        code = asyncio.run(_Dev(child, None if no_reload else root).run())
+        code = asyncio.run(_run(child, None if no_reload else root))
     sys.exit(code)
 
 
@@ -109,85 +109,91 @@ def _greet(dsn: str, waiting: int) -> None:
     if conninfo_to_dict(conninfo(dsn)).get("password"):
         click.echo(f"database: {dsn_for_people(dsn)}")
     else:
-        look = "select id, state, task, queue, last_error from tallybook.job order by id desc limit 10"
+        psql, look = "psql", "select id, state, task, queue, last_error from tallybook.job order by id desc limit 10"
+        if shutil.which(psql) is None:  # then that of the embedded PostgreSQL
+            with suppress(ImportError, TallybookError):
+                from tallybook.embedded import binaries
+
+                if (found := binaries(18) / "psql").exists():
+                    psql = shlex.quote(str(found))
         click.echo(f"database: {dsn}")
         click.echo("In another terminal, for programs and commands, and to list the newest jobs:")
         click.echo(f"export TALLYBOOK_DSN={shlex.quote(dsn)}")
-        click.echo(f"{_psql()} {shlex.quote(dsn)} -c {shlex.quote(look)}")
+        click.echo(f"{psql} {shlex.quote(dsn)} -c {shlex.quote(look)}")
     if waiting:
         click.echo(f"{waiting} jobs are waiting from an earlier run")
     click.echo("Ctrl-C stops everything")
 
 
-def _psql() -> str:
-    """Return the command for psql: that of the embedded PostgreSQL if there is no other."""
-    if shutil.which("psql") is None:
-        with suppress(ImportError, TallybookError):
-            from tallybook.embedded import binaries
+async def _run(child: Child, root: Path | None) -> int:
+    """Run the worker until a signal, and again after each change below the root; return 0, or 1 if it failed."""
+    loop = asyncio.get_running_loop()
+    stopping: asyncio.Future[None] = loop.create_future()
 
-            if (found := binaries(18) / "psql").exists():
-                return shlex.quote(str(found))
-    return "psql"
+    def stop() -> None:
+        if stopping.done():
+            child.send(signal.SIGTERM)  # the worker's second signal, too: it aborts
+        else:
+            stopping.set_result(None)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    seen = await asyncio.to_thread(_look, root) if root else {}
+    code = 0
+    while not stopping.done():
+        await child.start()
+        changed = asyncio.ensure_future(_changed(root, seen)) if root else loop.create_future()
+        ended = asyncio.ensure_future(child.ended())
+        await asyncio.wait((stopping, changed, ended), return_when=asyncio.FIRST_COMPLETED)
+        if ended.done() and not stopping.done() and not changed.done():
+            then = "Ctrl-C ends this" if root is None else "it restarts when the code changes"
+            click.echo(f"the worker {how(ended.result())}; {then}", err=True)
+            await asyncio.wait((stopping, changed), return_when=asyncio.FIRST_COMPLETED)
+        if changed.done():
+            name, seen = changed.result()
+            click.echo(f"{clean(name)} changed, restarting the worker", err=True)
+        changed.cancel()
+        code = await child.stop(_PATIENCE)
+        await ended
+    return 1 if code not in (0, WRONG) else 0
 
 
-class _Dev:
-    """One worker process, and a watcher of the code."""
+async def _changed(root: Path, seen: _Files) -> tuple[str, _Files]:
+    """Wait until a file is added, removed or changed; return its name, and all files."""
+    while True:
+        await asyncio.sleep(_LOOK_EVERY)
+        now = await asyncio.to_thread(_look, root)
+        if different := sorted(dict(now.items() ^ seen.items())):
+            return different[0].removeprefix(f"{root}/"), now
 
-    def __init__(self, child: Child, root: Path | None) -> None:
-        self._child, self._root = child, root
-        self._stopping = asyncio.Event()
-        self._seen: dict[str, tuple[int, int]] = {}
 
-    def _stop(self) -> None:
-        if self._stopping.is_set():
-            self._child.send(signal.SIGTERM)  # the worker's second signal, too: it aborts
-        self._stopping.set()
+def _look(root: Path) -> _Files:
+    """Return time and size of every .py file below the root, without hidden directories and environments."""
+    found: _Files = {}
+    for folder, folders, files in os.walk(root):
+        code = (name for name in folders if not name.startswith(".") and name not in _NOT_CODE)
+        folders[:] = [name for name in code if not Path(folder, name, "pyvenv.cfg").exists()]
+        for name in files:
+            if name.endswith(".py"):
+                with suppress(OSError):
+                    stat = Path(folder, name).stat()
+                    found[f"{folder}/{name}"] = (stat.st_mtime_ns, stat.st_size)
+        if len(found) > _MOST_FILES:
+            break
+    return found
 
-    async def run(self) -> int:
-        """Run until a signal; return 0, or 1 if the worker failed."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop)
-        self._seen = await asyncio.to_thread(self._look)
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        while not self._stopping.is_set():
-            await self._child.start()
-            changed = asyncio.ensure_future(self._changed())
-            ended = asyncio.ensure_future(self._child.ended())
-            await asyncio.wait((stopping, changed, ended), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done() and not self._stopping.is_set() and not changed.done():
-                then = "Ctrl-C ends this" if self._root is None else "it restarts when the code changes"
-                click.echo(f"the worker {how(ended.result())}; {then}", err=True)
-                await asyncio.wait((stopping, changed), return_when=asyncio.FIRST_COMPLETED)
-            if changed.done():
-                click.echo(f"{clean(changed.result())} changed, restarting the worker", err=True)
-            changed.cancel()
-            code = await self._child.stop(_PATIENCE)
-            await ended
-        return 1 if code not in (0, WRONG) else 0
 
-    async def _changed(self) -> str:
-        """Wait until a file is added, removed or changed; return its name."""
-        if self._root is None:
-            return str(await asyncio.get_running_loop().create_future())
-        while True:
-            await asyncio.sleep(_LOOK_EVERY)
-            now = await asyncio.to_thread(self._look)
-            before, self._seen = self._seen, now
-            if different := sorted(dict(now.items() ^ before.items())):
-                return different[0].removeprefix(f"{self._root}/")
+@click.command()
+@click.option(
+    "--input", "input_", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.csv",
+    help="CSV file with your own rows.",
+)  # fmt: skip
+@click.option("--plain", is_flag=True, help="Print plain lines, even on a terminal.")
+def demo(input_: Path | None, plain: bool) -> None:
+    """Send webhooks with failures, on a temporary PostgreSQL.
 
-    def _look(self) -> dict[str, tuple[int, int]]:
-        """Return time and size of every .py file below the root, without hidden directories and environments."""
-        found: dict[str, tuple[int, int]] = {}
-        for folder, folders, files in os.walk(self._root or "/nowhere"):
-            code = (name for name in folders if not name.startswith(".") and name not in _NOT_CODE)
-            folders[:] = [name for name in code if not Path(folder, name, "pyvenv.cfg").exists()]
-            for name in files:
-                if name.endswith(".py"):
-                    with suppress(OSError):
-                        stat = Path(folder, name).stat()
-                        found[f"{folder}/{name}"] = (stat.st_mtime_ns, stat.st_size)
-            if len(found) > _MOST_FILES:
-                break
-        return found
+    It sends form submissions as webhooks, some of which fail, kills a worker in the middle, and counts the deliveries.
+    """
+    from tallybook.extra.demo import run
+
+    sys.exit(run(input_, plain=plain or None))

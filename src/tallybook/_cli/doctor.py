@@ -9,8 +9,7 @@ import click
 
 from tallybook._cli.common import command
 from tallybook._cli.database import Db
-from tallybook._cli.output import print_json, print_pairs
-from tallybook._cli.text import clean, yes_no
+from tallybook._cli.output import clean, print_json, print_pairs, yes_no
 from tallybook._db import migrate as schema
 from tallybook._db.doctor import examine
 from tallybook._model.maintenance import LEVELS, Finding
@@ -85,19 +84,16 @@ def _show_installed(db: Db, as_json: bool) -> None:
     if as_json:
         print_json(json.dumps(values, indent=1))
     else:
-        pairs = [(name.replace("_", " "), "-" if value is None else yes_no(value)) for name, value in values.items()]
-        print_pairs(pairs)
-        click.echo(_verdict(found))
+        print_pairs({name.replace("_", " "): "-" if value is None else yes_no(value) for name, value in values.items()})
+        if found.version == 0:
+            verdict = "not installed: run `tallybook migrate`"
+        elif found.version > found.expected:
+            then = "they are compatible" if found.works else "update the package tallybook here"
+            verdict = f"newer than this program: {then}"
+        else:
+            verdict = "up to date" if found.current else "behind this program: run `tallybook migrate`"
+        click.echo(verdict)
         if values.get("cluster") == "another one":
             click.echo("this database came from another cluster: run `tallybook migrate`, or start a worker")
     if not found.works:
         sys.exit(1)
-
-
-def _verdict(found: schema.SchemaInfo) -> str:
-    if found.version == 0:
-        return "not installed: run `tallybook migrate`"
-    if found.version > found.expected:
-        then = "they are compatible" if found.works else "update the package tallybook here"
-        return f"newer than this program: {then}"
-    return "up to date" if found.current else "behind this program: run `tallybook migrate`"

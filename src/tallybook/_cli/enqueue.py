@@ -11,8 +11,7 @@ import click
 from tallybook._cli.common import command, duration, options
 from tallybook._cli.database import Db
 from tallybook._cli.errors import Problem
-from tallybook._cli.output import print_json
-from tallybook._cli.text import clean
+from tallybook._cli.output import clean, print_json
 from tallybook._db import calls
 from tallybook._db.driver import InsufficientPrivilege
 from tallybook._model.job import JobCall
@@ -32,6 +31,7 @@ def instant(value: str) -> datetime:
 
 
 job_options = options(
+    click.argument("args", metavar="[ARGS_JSON]", default="{}"),
     click.option("--run-at", type=instant, help="Earliest start, like 2026-01-31T09:00:00+01:00."),
     click.option("--delay", type=duration, help='Start after this time, like "5 min".'),
     click.option("--priority", type=click.IntRange(0, 32767), help="Lower runs first. [2]"),
@@ -42,7 +42,6 @@ job_options = options(
 
 
 @command(json=True)
-@click.argument("args", metavar="[ARGS_JSON]", default="{}")
 @job_options
 @click.option("--unique", metavar="KEY", help="Unique key: at most one live job of the task has it.")
 def enqueue(db: Db, queue: str, task: str, args: str, unique: str | None, as_json: bool, **given: Any) -> None:

@@ -10,13 +10,11 @@ from difflib import get_close_matches
 
 import click
 
-from tallybook._cli.text import clean
+from tallybook._cli.output import clean
 from tallybook._db.driver import Error
 from tallybook._db.policy import is_final
 from tallybook._model.durations import format_duration
 from tallybook.errors import ConfigError, PayloadError, QueueUnavailable, SchemaError, SignatureError, TallybookError
-
-_USAGE, _OTHER, _INTERRUPTED = 2, 1, 130
 
 APP_FORM = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in shop/jobs.py"
 
@@ -24,7 +22,7 @@ APP_FORM = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in 
 class Problem(click.ClickException):
     """A user error: a line, a hint and an exit code."""
 
-    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = _OTHER) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = 1) -> None:
         super().__init__(message)
         self.hint = hint
         self.code = exit_code
@@ -43,10 +41,10 @@ def report(error: BaseException) -> int:
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
-        return _USAGE
+        return 2
     if isinstance(error, click.Abort | KeyboardInterrupt):
         click.echo("tallybook: interrupted", err=True)
-        return _INTERRUPTED
+        return 130
     found = problem(error)
     if found is None:
         raise error
@@ -66,7 +64,7 @@ def problem(error: BaseException) -> Problem | None:
         # Click's own suggestion of an option is left out: the hint has ours.
         text = error.message if isinstance(error, click.NoSuchOption) else error.format_message()
         text = text.removesuffix(".").replace("is not a valid integer range", "is not a valid integer")
-        return Problem(text, hint=hint, exit_code=_USAGE)
+        return Problem(text, hint=hint, exit_code=2)
     if isinstance(error, click.ClickException):
         return Problem(error.format_message(), exit_code=error.exit_code)
     if isinstance(error, TallybookError):
@@ -74,33 +72,28 @@ def problem(error: BaseException) -> Problem | None:
     return _of_postgres(error) if isinstance(error, Error) else _of_python(error)
 
 
-_NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 def _of_python(error: BaseException) -> Problem | None:
     if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
         # Without the value, which may be a DSN with a password.
-        return Problem("an argument, the input or an environment variable is not valid UTF-8", exit_code=_USAGE)
-    if isinstance(error, OSError) and error.errno in _NO_WRITE:
+        return Problem("an argument, the input or an environment variable is not valid UTF-8", exit_code=2)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return Problem(f"cannot write: {error.strerror}")
     return None
 
 
-_MEANT = {
+_MEANT = {  # states of other libraries, and ours
     "failed": "dead or retrying", "failure": "dead or retrying", "error": "dead or retrying", "discarded": "dead",
     "pending": "available or scheduled", "queued": "available", "ready": "available", "todo": "available",
     "active": "running", "executing": "running", "processing": "running", "doing": "running", "started": "running",
     "done": "completed", "success": "completed", "succeeded": "completed", "finished": "completed",
     "aborted": "cancelled", "revoked": "cancelled", "delayed": "scheduled", "blocked": "waiting",
 }  # fmt: skip
-"""States of other libraries, and ours."""
 
-_OPTIONS = {
+_OPTIONS = {  # options of other libraries' commands, and ours; one of the command itself has precedence
     "--concurrency": "--queues default=10", "--queue": "--queues", "--workers": "--processes",
     "--loglevel": "--log-level", "--status": "--state", "--at": "--run-at", "--eta": "--run-at", "--in": "--delay",
     "--countdown": "--delay",
 }  # fmt: skip
-"""Options of other libraries' commands, and ours; an option of the command itself has precedence."""
 
 
 def near(error: click.UsageError) -> str | None:
@@ -123,11 +116,7 @@ def near(error: click.UsageError) -> str | None:
             return "A value that begins with - is read as an option: write -- before it"
         known = [name for name in known if name.startswith("--")]
         theirs = {name: ours for name, ours in _OPTIONS.items() if ours.split()[0] in known}
-    elif (
-        quoted
-        and isinstance(error, click.BadParameter)
-        and isinstance(kind := error.param and error.param.type, click.Choice)
-    ):
+    elif quoted and isinstance(kind := getattr(getattr(error, "param", None), "type", None), click.Choice):
         given, known = quoted[2], [str(choice) for choice in kind.choices]
         theirs = _MEANT if "dead" in known else {}
     else:
@@ -149,7 +138,7 @@ def _of_tallybook(error: TallybookError) -> Problem:
         usage = error.__cause__ is not None and is_final(error.__cause__)
         hint = hint or (f"Check {_WHERE}" if usage else _IS_IT_UP)
         text = f"cannot reach PostgreSQL at {error.server}: {short(error.reason or '')}"
-    return Problem(text, hint=hint, exit_code=_USAGE if usage else _OTHER)
+    return Problem(text, hint=hint, exit_code=2 if usage else 1)
 
 
 def short(reason: str) -> str:

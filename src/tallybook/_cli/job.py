@@ -10,12 +10,10 @@ from typing import Any
 import click
 
 from tallybook._cli.common import F, agreed, command, duration, json_object, limit_option, listing, state_option, text
-from tallybook._cli.database import Db
+from tallybook._cli.database import Db, Found, each, gathered, newest
 from tallybook._cli.enqueue import instant
 from tallybook._cli.errors import problem, say
-from tallybook._cli.output import print_json, print_pairs, print_rows
-from tallybook._cli.over_nodes import Found, each, gathered, newest
-from tallybook._cli.text import Columns, clean, local, short
+from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, print_rows, short
 from tallybook._db import calls, filters
 from tallybook._db import jobs as verbs
 from tallybook._db.declared import Call
@@ -49,8 +47,7 @@ def said_of(error: object) -> str:
     return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
 
 
-_LOOKED = 1_000_000
-"""The most rows that one command reads: about a second."""
+_LOOKED = 1_000_000  # the most rows that one command reads: about a second
 # All columns of the view, except those that need a search in the history of each job: `job show` has them.
 _READ = ", ".join(f"j.{one.name}" for one in fields(JobInfo) if one.name not in ("updated_at", "last_attempt_at"))
 _LIST = f"""\
@@ -87,24 +84,22 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
     which, names = JobFilter(**chosen), list[str]()
     if db.nodes:
         at = places(after)
-        pairs, more, looked_to = merged(dict(gathered(db, lambda one: _read_on(one, which, at, limit))), at, limit)
+
+        def read_on(one: Db) -> Part[Row[str]]:
+            name = one.node or ""
+            return _read(one, which, at.get(name), limit) if goes_on(at, name) else ([], None, None)
+
+        pairs, more, looked_to = merged(dict(gathered(db, read_on)), at, limit)
         names, rows = [name for name, _ in pairs], [row.shown for _, row in pairs]
     else:
         found, more, looked_to = _read(db, which, after, limit)
         rows = [row.shown for row in found]
     empty = ("no such jobs" if chosen or after else "no jobs") + ("" if more is None else " so far")
     print_rows(_LISTED, rows, empty=empty, nodes=names, as_json=as_json)
-    if more is None:
-        return
-    if len(rows) == limit:
+    if more is not None and len(rows) == limit:
         click.echo(f"the newest {len(rows)}; --limit shows more, --after {more} the next", err=True)
-    else:
+    elif more is not None:
         click.echo(f"searched back to {local(looked_to)}; --after {more} continues", err=True)
-
-
-def _read_on(db: Db, which: JobFilter, at: Mapping[str, str], limit: int) -> Part[Row[str]]:
-    name = db.node or ""
-    return _read(db, which, at.get(name), limit) if goes_on(at, name) else ([], None, None)
 
 
 def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[Row[str]]:
@@ -137,7 +132,6 @@ _LISTED: Columns = {
     "id": "id", "state": "state", "queue": "queue", "task": "task", "prio": "priority", "attempts": "attempts",
     "enqueued": "enqueued_at", "note": lambda row: short(_note(row)),
 }  # fmt: skip
-
 
 _DO = {
     "queue_paused": "resume it: tallybook queue resume {queue}",
@@ -244,7 +238,7 @@ def show(db: Db, job_id: int, as_json: bool) -> None:
     first = {"id": found["id"], "state": found["state"]}
     if errors and found["state"] in ("dead", "retrying"):
         first["error"] = said_of(errors[-1])
-    print_pairs([(name, value_of(name, value)) for name, value in {**first, **found}.items()])
+    print_pairs({name: value_of(name, value) for name, value in {**first, **found}.items()})
     if history:
         click.echo()
         print_rows(_ATTEMPTS, history, empty="")
@@ -311,12 +305,10 @@ def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: di
         done = db.run(call)
         if not (yes := yes or _may_cancel(db, done)):
             raise Rollback(transaction)
-    if not yes:
-        return
-    if as_json:
+    if yes and as_json:
         print_json({"cancelled": done.cancelled, "cancelling": done.cancelling})
-        return
-    click.echo(f"{done.cancelled} jobs will not start, {done.cancelling} run and are asked to stop")
+    elif yes:
+        click.echo(f"{done.cancelled} jobs will not start, {done.cancelling} run and are asked to stop")
 
 
 def _may_cancel(db: Db, found: Cancelled) -> bool:

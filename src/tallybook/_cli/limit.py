@@ -6,7 +6,7 @@ import click
 
 from tallybook._cli.common import command, fail, limit_option, listing
 from tallybook._cli.database import Db
-from tallybook._cli.text import Columns, clean, local, yes_no
+from tallybook._cli.output import Columns, clean, local, yes_no
 from tallybook._db import rates
 from tallybook._model.durations import format_duration
 from tallybook._model.rate import BreakerInfo, BreakerRule, ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
@@ -99,7 +99,6 @@ breaker = click.Group(
     help="List, change, open and close circuit breakers.\n\n"
     "A breaker makes the jobs of a key wait after a number of failures.",
 )
-
 
 _BREAKERS: Columns = {
     "key": "name",

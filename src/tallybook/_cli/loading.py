@@ -126,14 +126,11 @@ def _broken(name: str, error: BaseException) -> Problem:
         hint = "Use `manage.py tallybook`, or -A tallybook.contrib.django.worker:app with DJANGO_SETTINGS_MODULE"
     if isinstance(error, SyntaxError) and error.filename:
         return _wrong(f"cannot import {name!r}: {type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})")
-    return _wrong(f"cannot import {name!r}: {what}{_place(error)}", hint=hint)
-
-
-def _place(error: BaseException) -> str:
-    """Return file and line of the innermost frame of the user's code, else of the innermost frame."""
+    # The innermost frame of the user's code, else the innermost of all.
     skipped = ("<", __file__)  # frozen modules, and the __init__ of a dataclass
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(skipped)]
     frames = [frame for frame in frames if "importlib" not in frame.filename]
     own = [frame for frame in frames if "site-packages" not in frame.filename and "/tallybook/_" not in frame.filename]
     last = (own or frames)[-1:]
-    return f" ({last[0].filename}:{last[0].lineno})" if last else ""
+    place = f" ({last[0].filename}:{last[0].lineno})" if last else ""
+    return _wrong(f"cannot import {name!r}: {what}{place}", hint=hint)

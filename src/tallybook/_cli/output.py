@@ -1,23 +1,65 @@
-"""Output for people and for programs: tables and pairs, JSON, progress."""
+"""Output for people and for programs: tables and pairs, JSON, progress.
+
+Text of the database is cleaned for a terminal: it cannot move the cursor, colour the screen or fake a line.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, is_dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from tallybook._cli.text import Columns, clean, columns, json_safe, local
 from tallybook._db.stored import loads
 from tallybook._model.durations import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+Columns = Mapping[str, str | Callable[[Any], object]]
+"""Columns of a table: a title, and an attribute or a function that makes the cell of a row."""
+
+_SPACES = re.compile(r"[\t\n\r\v\f\x85\u2028\u2029]+")
+_SEQUENCES = re.compile("(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]")
+# C0 and C1 controls, and the marks that change the direction of text.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_C1 = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean(value: object) -> str:
+    """Return `value` as one line without control characters; None is empty."""
+    return "" if value is None else _CONTROLS.sub("", _SPACES.sub(" ", _SEQUENCES.sub("", str(value))))
+
+
+def json_safe(text: str) -> str:
+    """Return equal JSON with control characters as escapes."""
+    return _C1.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def local(text: str | datetime | None) -> str:
+    """Format a time (or its JSON) in the local zone, to the second."""
+    if not text:
+        return ""
+    try:
+        at = text if isinstance(text, datetime) else datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):  # infinity, or a year that Python does not know
+        return clean(text)
+
+
+def yes_no(value: object) -> object:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+
+
+def short(text: str, most: int = 100) -> str:
+    text = clean(text)
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def print_rows(
@@ -89,31 +131,36 @@ def working(what: str) -> AbstractContextManager[object]:
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """Print a table of cleaned texts, or `empty` if there are no rows."""
+    """Print a table of cleaned texts with numbers on the right, or `empty` if there are no rows."""
     cells = [[clean(cell) for cell in row] for row in rows]
     if not cells:
         click.echo(empty)
         return
+    numeric = [all(cell.lstrip("-").isdigit() for cell in column) for column in zip(*cells, strict=True)]
     console = _console(sys.stdout)
     if console is None:
-        click.echo("\n".join(columns(titles, cells)))
+        widths, lines = [max(map(len, column)) for column in zip(titles, *cells, strict=True)], []
+        for row in (titles, *cells):
+            sized = zip(row, widths, numeric, strict=True)
+            texts = (cell.rjust(width) if number else cell.ljust(width) for cell, width, number in sized)
+            lines.append("  ".join(texts).rstrip())
+        click.echo("\n".join(lines))
         return
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for at, title in enumerate(titles):
-        numeric = all(row[at].lstrip("-").isdigit() for row in cells)
-        table.add_column(title, justify="right" if numeric else "left", overflow="fold")
+    for title, number in zip(titles, numeric, strict=True):
+        table.add_column(title, justify="right" if number else "left", overflow="fold")
     for row in cells:
         table.add_row(*map(Text, row))
     console.print(table)
 
 
-def print_pairs(pairs: Sequence[tuple[str, object]]) -> None:
-    width = max(len(name) for name, _ in pairs)
-    for name, value in pairs:
+def print_pairs(pairs: Mapping[str, object]) -> None:
+    width = max(map(len, pairs))
+    for name, value in pairs.items():
         click.echo(f"{name.ljust(width)}  {clean(value)}".rstrip())
 
 

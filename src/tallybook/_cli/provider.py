@@ -1,24 +1,30 @@
-"""tallybook provider add, set, list, show, set-secret, drop-secret, test, rotate, key, drop, route."""
+"""tallybook provider add, set, list, show, set-secret, drop-secret, test, rotate, key, drop, route.
+
+Secrets come from a hidden prompt, stdin or an environment variable, never as an argument: the shell's history has all
+arguments, and every user can see them in the list of processes. So no message about a secret repeats its input, which
+may be a secret passed by mistake.
+"""
 
 import json
+import os
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TypeVar
 
 import click
 
 from tallybook._cli.common import agreed, command, fail, json_object, listing
-from tallybook._cli.database import Db
+from tallybook._cli.database import Db, each
 from tallybook._cli.errors import Problem
-from tallybook._cli.output import print_json, print_pairs, print_rows
-from tallybook._cli.over_nodes import each
-from tallybook._cli.secret_input import nothing_else, one_secret, several
-from tallybook._cli.text import Columns, clean, local
+from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, print_rows
 from tallybook._db import providers as calls
 from tallybook._db.both import done
 from tallybook._db.providers import Listed
 from tallybook._db.verb import Steps, drive
 from tallybook._model.keyring import new_key
 from tallybook._model.options import check_name
+from tallybook._model.provider import Secret
 from tallybook.errors import UnknownProvider
 from tallybook.extra.providers import steps
 from tallybook.extra.providers.steps import KeySource, Tested
@@ -106,16 +112,11 @@ def show(db: Db, name: str, as_json: bool) -> None:
     if as_json:
         print_json({**asdict(one), "routes": [asdict(found) for found in routes]})
         return
-    print_pairs(
-        [
-            ("provider", one.name),
-            ("kind", one.kind),
-            ("state", "active" if one.active else "inactive"),
-            ("settings", json.dumps(one.settings, ensure_ascii=False)),
-            ("changed", local(one.changed_at)),
-            ("routes", ", ".join(f"{found.data_type} {found.symbol or '(all)'}" for found in routes)),
-        ]
-    )
+    print_pairs({
+        "provider": one.name, "kind": one.kind, "state": "active" if one.active else "inactive",
+        "settings": json.dumps(one.settings, ensure_ascii=False), "changed": local(one.changed_at),
+        "routes": ", ".join(f"{found.data_type} {found.symbol or '(all)'}" for found in routes),
+    })  # fmt: skip
     click.echo()
     print_rows(_SECRETS, one.fields, empty="no secrets")
 
@@ -259,3 +260,42 @@ def which(db: Db, data_type: str, symbol: str | None) -> str:
 
 def _said(data_type: str, symbol: str | None) -> str:
     return clean(data_type) + ("" if symbol is None else f" {clean(symbol)}")
+
+
+def nothing_else(more: Sequence[str]) -> None:
+    """Raise a usage error for extra arguments without printing them: one of them may be the secret."""
+    if more:
+        hint = "Pass a secret at the prompt, on stdin, or by --from-env"
+        raise click.UsageError(f"too many arguments, or an unknown option (not shown). {hint}")
+
+
+def one_secret(field: str, variable: str | None) -> Secret:
+    """Return the secret from this variable, from a prompt on a terminal, or from stdin without the final newline."""
+    return _typed(field, sys.stdin.read) if variable is None else given(field, variable, "--from-env")
+
+
+def several(fields: Sequence[str], variables: Sequence[str]) -> dict[str, Secret]:
+    """Return secrets by field: of --secret FIELD (a prompt or a line of stdin) and --secret-env FIELD=VARIABLE."""
+    found: dict[str, Secret] = {}
+    for pair in variables:
+        field, equals, variable = pair.partition("=")
+        if not equals:
+            raise click.UsageError("--secret-env is FIELD=VARIABLE, the name of a variable that holds the secret")
+        steps.check_field(field)
+        found[field] = given(field, variable, "--secret-env")
+    for field in fields:
+        steps.check_field(field)
+        found[field] = _typed(field, sys.stdin.readline)
+    return found
+
+
+def given(field: str, variable: str, option: str) -> Secret:
+    if variable not in os.environ:  # its name is not shown: it may be the secret
+        raise click.UsageError(f"{option} for {field}: there is no environment variable of that name (not shown)")
+    return Secret(os.environ[variable])
+
+
+def _typed(field: str, read: Callable[[], str]) -> Secret:
+    if sys.stdin.isatty():
+        return Secret(click.prompt(field, hide_input=True, confirmation_prompt=True, err=True))
+    return Secret(read().removesuffix("\n").removesuffix("\r"))

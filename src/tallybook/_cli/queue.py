@@ -7,10 +7,8 @@ import click
 
 from tallybook._app import App
 from tallybook._cli.common import agreed, command, duration, limit_option, listing, options, state_option
-from tallybook._cli.database import Db
-from tallybook._cli.output import print_json, working
-from tallybook._cli.over_nodes import summed
-from tallybook._cli.text import Columns, clean, local
+from tallybook._cli.database import Db, summed
+from tallybook._cli.output import Columns, clean, local, print_json, working
 from tallybook._db import calls, counting, queues
 from tallybook._model.queue import TopJob, Truncated
 from tallybook.errors import InvalidArgument
@@ -24,7 +22,6 @@ select json_build_object(
   from tallybook.queue_stats n order by n.queue"""
 
 queue = click.Group("queue", help="List, change, pause, truncate and drop queues.")
-
 
 _COLUMNS: Columns = {
     "queue": "name", "available": "available", "running": "running", "scheduled": "scheduled", "retrying": "retrying",

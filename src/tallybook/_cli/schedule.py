@@ -10,8 +10,7 @@ import click
 from tallybook._app.schedules import preview
 from tallybook._cli.common import agreed, command, duration, fail, json_object, limit_option, listing
 from tallybook._cli.database import Db
-from tallybook._cli.output import print_json, print_pairs, print_rows, row_json
-from tallybook._cli.text import Columns, clean, local, short
+from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, print_rows, row_json, short, yes_no
 from tallybook._db import schedules
 from tallybook._db.schedules import ScheduleInfo
 from tallybook._model.cron import rule, zone
@@ -79,20 +78,17 @@ def show(db: Db, name: str, fires: int, as_json: bool) -> None:
         print_json(row_json({**asdict(one), "fires": [asdict(fire) for fire in happened]}, _plain))
         return
     owner = f"the code of app {one.app}" if one.app else "the database"
-    pairs: list[tuple[str, object]] = [
-        ("schedule", one.name),
-        ("rule", one.rule),
-        ("from", owner),
-        ("task", f"{one.task} in queue {one.queue}"),
-        ("args", json.dumps(one.args, ensure_ascii=False)),
-        ("next", _next(one)),
-        ("missed", f"{one.missed}, at most {one.catch_up}" if one.missed == "all" else one.missed),
-        ("overlap", "yes" if one.overlap else "no"),
-        ("fires", f"{one.fired_count} fired, {one.skipped_count} skipped, {one.missed_count} missed,"
-                  f" {one.failed_count} failed"),
-    ]  # fmt: skip
-    more = (("jitter", one.jitter and format_duration(one.jitter)), ("query", one.query), ("state", _state(one)))
-    print_pairs([*pairs, *((title, value) for title, value in more if value)])
+    counts = (
+        f"{one.fired_count} fired, {one.skipped_count} skipped, {one.missed_count} missed, {one.failed_count} failed"
+    )
+    pairs: dict[str, object] = {
+        "schedule": one.name, "rule": one.rule, "from": owner, "task": f"{one.task} in queue {one.queue}",
+        "args": json.dumps(one.args, ensure_ascii=False), "next": _next(one),
+        "missed": f"{one.missed}, at most {one.catch_up}" if one.missed == "all" else one.missed,
+        "overlap": yes_no(one.overlap), "fires": counts,
+    }  # fmt: skip
+    more = {"jitter": one.jitter and format_duration(one.jitter), "query": one.query, "state": _state(one)}
+    print_pairs(pairs | {title: value for title, value in more.items() if value})
     click.echo()
     print_rows(_FIRES, happened, empty="no fires")
 

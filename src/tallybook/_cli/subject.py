@@ -1,11 +1,14 @@
 """tallybook subject list, show, push, upsert, forget, errors."""
 
+import csv
 import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,18 +20,17 @@ from tallybook._cli.database import Db
 from tallybook._cli.enqueue import args_text, checked_options, job_options, note_unserved
 from tallybook._cli.errors import Problem
 from tallybook._cli.job import value_of, when
-from tallybook._cli.output import print_json, print_pairs, print_rows, row_json
-from tallybook._cli.subject_file import rows_of
-from tallybook._cli.text import Columns, clean, json_safe, local, short
+from tallybook._cli.output import Columns, clean, json_safe, local, print_json, print_pairs, print_rows, row_json, short
 from tallybook._db import subjects
 from tallybook._db.stored import loads
 from tallybook._db.subjects import LISTED, NAMED, STATES
 from tallybook._model.options import Options
+from tallybook._model.payload import encode
 from tallybook._model.subject import SubjectCall, SubjectReport, check_subject
+from tallybook.errors import TallybookError
 
 _BATCH = 1000
-_LOOKED = 1_000_000
-"""The most subjects that one command reads."""
+_LOOKED = 1_000_000  # the most subjects that one command reads
 
 _LIST = f"""\
 select l.subject, l.cursor,
@@ -101,21 +103,20 @@ def show(db: Db, task: str, name: str, queue: str | None, as_json: bool) -> None
     """Show all details of one subject, and its errors."""
     which = {"task": task, "subject": name, "queue": queue}
     row = db.texts(_SHOW, which)
-    own = loads(row[0])["scope"] or None if row else queue
-    errors = db.texts(_ERRORS, {**which, "queue": own, "since": None, "limit": 10})
     if not row:
         raise Problem(f"task {task!r} has no subject {name!r}", hint="`tallybook subject list` shows the existing ones")
+    found = loads(row[0])
+    errors = db.texts(_ERRORS, {**which, "queue": found["scope"] or None, "since": None, "limit": 10})
     if as_json:
         print_json(f'{row[0].rstrip().removesuffix("}")},"errors":[{",".join(errors)}]}}')
         return
-    print_pairs([(title, value_of(title, value)) for title, value in loads(row[0]).items()])
+    print_pairs({title: value_of(title, value) for title, value in found.items()})
     if errors:
         click.echo()
         print_rows(_FAILED, errors, empty="no errors")
 
 
 @command(of=subject, json=True)
-@click.argument("args", metavar="[ARGS_JSON]", default="{}")
 @job_options
 def push(db: Db, queue: str, task: str, name: str, args: str, as_json: bool, **given: Any) -> None:
     """Create the subject NAME of TASK, unless it exists.
@@ -131,7 +132,6 @@ def push(db: Db, queue: str, task: str, name: str, args: str, as_json: bool, **g
 
 
 @command(of=subject, json=True)
-@click.argument("args", metavar="[ARGS_JSON]", default="{}")
 @click.option("--file", "path", metavar="FILE", help='CSV (by its name, .csv) or JSON lines; "-" is stdin.')
 @job_options
 def upsert(
@@ -182,17 +182,16 @@ def _upsert_file(db: Db, path: str, task: str, options: Options, as_json: bool) 
             length=size, label="upsert", file=sys.stderr, hidden=not (size and sys.stderr.isatty())
         ) as bar,
     ):
-        separator, done, rows = "[", 0, rows_of(path, stream, task, options)
+        separator, rows = "[", _rows(path, stream, task, options)
         try:
             while batch := list(islice(rows, _BATCH)):
-                for report in db.run(subjects.upsert_many([call for call, _ in batch])):
+                for report in db.run(subjects.upsert_many(batch)):
                     counts[report.report] += 1
                     if as_json:
                         click.echo(separator + json_safe(row_json(report)), nl=False)
                         separator = ",\n "
-                bar.update(batch[-1][1] - done)
-                done = batch[-1][1]
-            bar.update(max(0, size - done))
+                bar.update(stream.buffer.tell() - bar.pos if size else 0)
+            bar.update(size - bar.pos)
         except Problem:
             if counts:
                 click.echo(f"the {counts.total()} subjects before it are stored", err=True)
@@ -217,6 +216,73 @@ def _opened(path: str) -> Iterator[tuple[TextIO, int]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8: {error.reason}"
         raise Problem(f"--file {path}: {reason}", exit_code=2) from None
+
+
+_FIELDS = ("subject", "args", "run_at", "priority")
+_READ: Mapping[str, Callable[[str], object]] = {"run_at": datetime.fromisoformat, "priority": int}
+_FORMS = (
+    """Write CSV with the header `subject,args`, or lines like '{"subject": "asset:42", "args": {"asset_id": 42}}'"""
+)
+
+
+def _rows(path: str, stream: TextIO, task: str, options: Options) -> Iterator[SubjectCall]:
+    """Yield the subjects of a file in order; *.csv is CSV. Raises Problem with the number of a wrong line."""
+    found = _csv(path, stream) if Path(path).suffix.lower() == ".csv" else _json_lines(path, stream)
+    for number, fields in found:
+        yield _at(path, number, _call, fields, task, options)
+
+
+def _csv(path: str, lines: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    before = csv.field_size_limit(2_000_000)  # args have up to 1 MB; the limit is the whole process's
+    reader = csv.DictReader(lines, strict=True)
+    try:
+        titles = _at(path, 1, lambda: reader.fieldnames) or ()
+        if "subject" not in titles or set(titles) - set(_FIELDS):
+            odd = next((title for title in titles if title not in _FIELDS), None)
+            what = "there is no column `subject`"
+            if odd is not None:
+                what = f"unknown column {odd!r}; the known columns are {', '.join(_FIELDS)}"
+            hint = "Write args to one column `args`, as a JSON object"
+            raise Problem(f"{path}: line 1: {what}", hint=hint, exit_code=2)
+        while (row := _at(path, reader.line_num + 1, next, reader, None)) is not None:
+            if None in row or None in row.values():
+                raise Problem(f"{path}: line {reader.line_num}: it does not have {len(titles)} columns", exit_code=2)
+            fields: dict[str, Any] = {name: value for name, value in row.items() if value != ""}
+            if "args" in fields:
+                fields["args"] = _at(path, reader.line_num, json.loads, fields["args"])
+            yield reader.line_num, fields
+    finally:
+        csv.field_size_limit(before)
+
+
+def _json_lines(path: str, lines: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        fields = _at(path, number, json.loads, line)
+        if not isinstance(fields, dict) or "subject" not in fields or set(fields) - set(_FIELDS):
+            what = f"one JSON object with subject, and optionally {', '.join(_FIELDS[1:])}, is expected"
+            raise Problem(f"{path}: line {number}: {what}", hint=_FORMS, exit_code=2)
+        yield number, fields
+
+
+def _at(path: str, number: int, read: Callable[..., Any], *given: Any) -> Any:
+    try:
+        return read(*given)
+    except (ValueError, RecursionError, csv.Error, TallybookError) as error:
+        raise Problem(f"{path}: line {number}: {error}", exit_code=2) from None
+
+
+def _call(fields: Mapping[str, Any], task: str, options: Options) -> SubjectCall:
+    args = fields.get("args")
+    if not isinstance(args, dict | None):
+        raise ValueError("args must be one JSON object")
+    given = {name: fields[name] for name in _READ if fields.get(name) is not None}
+    given |= {name: _READ[name](value) for name, value in given.items() if isinstance(value, str)}
+    if "run_at" in given and options.delay is not None:
+        options = replace(options, delay=None)
+    subject = check_subject(fields["subject"])
+    return SubjectCall(task, subject, encode(args or {}, task=task), options.replaced(given) if given else options)
 
 
 _FORGET = {

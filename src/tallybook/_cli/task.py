@@ -9,8 +9,7 @@ import click
 from tallybook._cli.common import command, listing
 from tallybook._cli.database import Db
 from tallybook._cli.loading import load_app
-from tallybook._cli.output import print_json, print_pairs
-from tallybook._cli.text import Columns, clean, local, yes_no
+from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, yes_no
 from tallybook._db.stored import loads
 from tallybook.errors import UnknownTask
 
@@ -132,25 +131,18 @@ def show(db: Db, name: str, target: str | None, as_json: bool) -> None:
         print_json(json.dumps(one, ensure_ascii=False, indent=1))
         return
     said = _said(one)
-    pairs: list[tuple[str, object]] = [
-        ("task", one["name"]),
-        ("app", one.get("app") or "-"),
-        ("arguments", f"({_signature(said.get('args'))})"),
-        ("version of args", one.get("version") or 1),
-        ("aliases", ", ".join(one["aliases"] or ()) or "-"),
-        ("summary", one.get("summary") or "-"),
-        ("queue", said.get("queue") or "-"),
-        ("priority", said.get("priority", "-")),
-        ("retry", _retry(said)),
-        ("max attempts", _attempts(one)),
-        ("on dead", one.get("on_dead") or "-"),
-    ]
+    pairs: dict[str, object] = {
+        "task": one["name"], "app": one.get("app") or "-", "arguments": f"({_signature(said.get('args'))})",
+        "version of args": one.get("version") or 1, "aliases": ", ".join(one["aliases"] or ()) or "-",
+        "summary": one.get("summary") or "-", "queue": said.get("queue") or "-", "priority": said.get("priority", "-"),
+        "retry": _retry(said), "max attempts": _attempts(one), "on dead": one.get("on_dead") or "-",
+    }  # fmt: skip
     told = ("args", "queue", "priority", "retry", "retry_name", "max_attempts")
     for key, value in said.items():
         if key not in told:
             text = ", ".join(map(str, value)) if isinstance(value, list) else yes_no(value)
-            pairs.append((key.replace("_", " "), text))
+            pairs[key.replace("_", " ")] = text
     if one["workers"] is not None:
         served = [f"{worker['name']} ({', '.join(worker['queues'])})" for worker in one["workers"]]
-        pairs += [("served by", ", ".join(served) or "nobody"), ("registered", local(one["registered_at"]) or "-")]
+        pairs |= {"served by": ", ".join(served) or "nobody", "registered": local(one["registered_at"]) or "-"}
     print_pairs(pairs)

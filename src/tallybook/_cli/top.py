@@ -14,9 +14,8 @@ from functools import partial
 import click
 
 from tallybook._cli.common import dsn_option, duration
-from tallybook._cli.database import Db, connect
+from tallybook._cli.database import Db, answers, connect, nodes_option
 from tallybook._cli.errors import Problem, problem
-from tallybook._cli.over_nodes import answers, nodes_option
 from tallybook._db.driver import Error
 from tallybook._db.top import Rates, Reading, added, merged, rates, read
 from tallybook.errors import TallybookError

@@ -7,7 +7,7 @@ from datetime import datetime
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from tallybook._cli.text import clean
+from tallybook._cli.output import clean
 from tallybook._db.texts import instant
 from tallybook._db.top import Rates, Reading
 
@@ -18,8 +18,7 @@ _STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead")
 @dataclass(frozen=True)
 class _Column:
     title: str
-    share: int = 0
-    """Share of the remaining width; 0: as wide as its content."""
+    share: int = 0  # share of the remaining width; 0: as wide as its content
     right: bool = False
 
 
@@ -28,12 +27,10 @@ class _Part:
     """One table: its rows, the busiest first, and the noun for rows that do not fit."""
 
     columns: Sequence[_Column]
-    rows: Sequence[tuple[Sequence[str], str]]
-    """Cells, and the style of the line."""
+    rows: Sequence[tuple[Sequence[str], str]]  # cells, and the style of the line
     what: str
     empty: str
-    beyond: int = 0
-    """The number of further rows."""
+    beyond: int = 0  # the number of further rows
 
 
 def screen(reading: Reading, rates: Rates, *, width: int, height: int, trouble: str | None = None) -> list[Text]:

@@ -13,11 +13,10 @@ import click
 
 from tallybook._app import App
 from tallybook._cli.common import dsn_option, duration, me, read_dsn_option
-from tallybook._cli.database import connect, conninfo, standby_of
+from tallybook._cli.database import connect, conninfo, nodes_option, standby_of
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import load_app
-from tallybook._cli.over_nodes import nodes_option
-from tallybook._cli.secret_input import one_secret
+from tallybook._cli.provider import one_secret
 from tallybook._db.nodes import nodes, numbered
 from tallybook.errors import ConfigError
 

@@ -63,13 +63,11 @@ def _without_doubles(event: Any, hint: Mapping[str, Any]) -> Any:
 
 
 @dataclass
-class _Sending(Generic[What]):
+class _Alone(Generic[What]):
     what: What
-    inner: Sending[What] | None
 
     def sent(self, reports: object) -> None:
-        if self.inner is not None:
-            self.inner.sent(reports)
+        """Do nothing: there is no other tracer."""
 
 
 class _Sentry:
@@ -80,10 +78,10 @@ class _Sentry:
 
     @contextmanager
     def sending(self, what: What, *, keeps: bool = False) -> Iterator[Sending[What]]:
-        with nullcontext() if self.inner is None else self.inner.sending(what, keeps=keeps) as inner:
-            found = what if inner is None else inner.what
+        inner = None if self.inner is None else self.inner.sending(what, keeps=keeps)
+        with inner or nullcontext(_Alone(what)) as sending:
             if not sentry_sdk.get_client().is_active():
-                yield _Sending(found, inner)
+                yield sending
                 return
             batch = what if isinstance(what, list) else [what]
             tasks, queues = {call.task for call in batch}, {call.options.queue for call in batch}
@@ -98,7 +96,8 @@ class _Sentry:
                     is_left = (keeps and own is None) or "sentry-trace" in read_headers(own)
                     return own if is_left else with_added(own, carried)
 
-                yield _Sending(carrying(found, headers), inner)
+                sending.what = carrying(sending.what, headers)
+                yield sending
 
     @contextmanager
     def processing(self, attempt: Attempt) -> Iterator[None]:

@@ -16,7 +16,7 @@ from tallybook._db import calls, sync
 from tallybook._model.backoff import Retry
 from tallybook._model.options import check_name
 from tallybook.contrib.django import _api, _settings, _tasks
-from tallybook.contrib.django._results import made, packed, priority, read
+from tallybook.contrib.django._tasks import packed, priority, read
 from tallybook.errors import ConfigError
 
 _OPTIONS = ("database", "max_attempts", "retry", "timeout")
@@ -77,8 +77,11 @@ class Backend(_api.BaseTaskBackend):
         ours, headers = _tasks.declared[task.module_path], {"django": {"backend": self.alias, "args": len(args)}}
         bound = ours.with_(queue=task.queue_name, priority=priority(task.priority), run_at=run_at, headers=headers)
         job = sync.run(connections[self.database], calls.enqueue(bound.job(**stored)))
-        told = {"id": str(job.id), "status": _api.TaskResultStatus.READY, "enqueued_at": timezone.now()}
-        result = made(self, task=task, args=args, kwargs=kwargs, **told)
+        result = _api.TaskResult(
+            task=task, args=args, kwargs=kwargs, id=str(job.id), status=_api.TaskResultStatus.READY,
+            enqueued_at=timezone.now(), started_at=None, last_attempted_at=None, finished_at=None, backend=self.alias,
+            errors=[], worker_ids=[],
+        )  # fmt: skip
         _api.task_enqueued.send(type(self), task_result=result)
         return result
 

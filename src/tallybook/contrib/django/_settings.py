@@ -4,11 +4,11 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from psycopg.conninfo import make_conninfo
+
+from tallybook._db.driver import Conninfo, make_conninfo
 
 DATABASE = "TALLYBOOK_DJANGO_DATABASE"
 """The environment variable that passes `manage.py tallybook --database` to the processes that it starts."""
@@ -52,7 +52,7 @@ def dsn(alias: str) -> str:
     conn = connections[alias]
     if conn.vendor != "postgresql":
         raise ImproperlyConfigured(f"the database {alias!r} is {conn.vendor}; Tallybook needs PostgreSQL")
-    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
     given = conn.get_connection_params()
     words = {name: str(value) for name, value in given.items() if name in known and value not in (None, "")}
     if role := conn.settings_dict.get("OPTIONS", {}).get("assume_role"):

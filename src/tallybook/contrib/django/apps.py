@@ -63,23 +63,22 @@ def _check_settings(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckM
     try:
         told = _settings.read()
     except ImproperlyConfigured as error:
-        return [checks.Error(str(error), id="tallybook.E001")]
-    found: list[checks.CheckMessage] = []
+        yield checks.Error(str(error), id="tallybook.E001")
+        return
     if (vendor := connections[told.database].vendor) != "postgresql":
         message = f"Tallybook needs PostgreSQL, but the database {told.database!r} is {vendor}"
-        found.append(checks.Error(message, hint="Set another one in TALLYBOOK['DATABASE']", id="tallybook.E002"))
+        yield checks.Error(message, hint="Set another one in TALLYBOOK['DATABASE']", id="tallybook.E002")
     if told.app is not None:
         try:
             app: tallybook.App = load_app(told.app)
         except click.ClickException as error:
             text, hint = error.format_message().removeprefix("--app: "), getattr(error, "hint", None)
-            found.append(checks.Error(f"TALLYBOOK['APP']: {text}", hint=hint, id="tallybook.E003"))
+            yield checks.Error(f"TALLYBOOK['APP']: {text}", hint=hint, id="tallybook.E003")
         else:
             if not isinstance(app, App):
                 hint = "from tallybook.contrib.django import App"
                 text = f"{told.app} is not a Django App: its jobs may get connections that are too old"
-                found.append(checks.Warning(text, hint=hint, id="tallybook.W001"))
-    return found
+                yield checks.Warning(text, hint=hint, id="tallybook.W001")
 
 
 def _check_schema(
@@ -89,12 +88,10 @@ def _check_schema(
     try:
         wanted = sorted(one for one in _needed() & set(databases or ()) if connections[one].vendor == "postgresql")
     except ImproperlyConfigured:
-        return []  # _check_settings reports it
-    found: list[checks.CheckMessage] = []
+        return  # _check_settings reports it
     for alias in wanted:
         with connect(_settings.dsn(alias), autocommit=True) as conn:
             problem = refusal(conn, latest())
         if problem is not None:  # not an error: that would prevent `manage.py migrate`
             words = "manage.py migrate" if _settings.read().migrate else "manage.py tallybook migrate"
-            found.append(checks.Warning(f"database {alias!r}: {problem}", hint=f"Run {words}", id="tallybook.W002"))
-    return found
+            yield checks.Warning(f"database {alias!r}: {problem}", hint=f"Run {words}", id="tallybook.W002")

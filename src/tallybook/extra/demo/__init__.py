@@ -5,16 +5,27 @@ processes deliver them over HTTP to a receiver that fails some of them. One work
 Start reading at app.py.
 """
 
+import csv
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
+
+from tallybook.errors import TallybookError
 
 __all__ = ["run"]
+
+SHIPPED = Path(__file__).with_name("submissions.csv")
+MOST = 10_000  # the maximum number of rows, so that the demo ends within a minute
+
+Row = dict[str, str]
 
 
 class _Interrupted(KeyboardInterrupt):
@@ -29,12 +40,9 @@ def run(input: Path | None = None, *, plain: bool | None = None) -> int:  # noqa
     0: nothing was lost and all counts agree. 1: they do not, or the demo could not run. 2: the input cannot be used.
     128 + n: stopped by signal n. Errors go to standard error.
     """
-    from tallybook.errors import TallybookError
-    from tallybook.extra.demo import rows
-
     try:
-        taken = rows.read(Path(input or os.environ.get("DEMO_INPUT") or rows.SHIPPED))
-    except rows.InputError as error:
+        taken = read(Path(input or os.environ.get("DEMO_INPUT") or SHIPPED))
+    except InputError as error:
         return _fail(2, str(error))
     try:
         with _interruptible():
@@ -49,13 +57,13 @@ def run(input: Path | None = None, *, plain: bool | None = None) -> int:  # noqa
         return _fail(1, str(error))
 
 
-def _play(taken: list[dict[str, str]], plain: bool | None) -> int:
-    from tallybook.extra.demo import rows, stage
+def _play(taken: list[Row], plain: bool | None) -> int:
+    from tallybook.extra.demo import stage
     from tallybook.extra.demo.display import chosen
 
     with chosen(plain) as display:
-        if len(taken) == rows.MOST:
-            display.event(f"using the first {rows.MOST} rows, so that the demo ends within a minute")
+        if len(taken) == MOST:
+            display.event(f"using the first {MOST} rows, so that the demo ends within a minute")
         figures, summary = stage.play(taken, display)
     print("\n".join(summary))
     for problem in figures.problems:
@@ -89,3 +97,81 @@ def _interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class InputError(TallybookError):
+    """The file cannot be used; the text has the file, the line and what to do."""
+
+
+def read(path: Path) -> list[Row]:
+    """Return the first MOST rows of the file. Raises InputError."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(islice(_rows(path, file), MOST))
+    except UnicodeDecodeError:
+        _not_utf8(path)
+    except FileNotFoundError:
+        hint = "Name a CSV file with DEMO_INPUT=file.csv or --input, or omit both for the included rows"
+        raise InputError(f"{path}: there is no such file", hint=hint) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if not rows:
+        raise InputError(f"{path}: there is no row after the header", hint="Each row becomes one submission")
+    return rows
+
+
+def _rows(path: Path, file: Iterator[str]) -> Iterator[Row]:
+    first = next(file, "")
+    if not first.strip():
+        what = "the first line is blank" if first else "the file is empty"
+        raise InputError(f"{path}: {what}", hint="The first line names the columns; each later one is a submission")
+    delimiter = max(",;\t", key=first.count)
+    header = _header(path, first, delimiter)
+    lines = csv.reader(file, delimiter=delimiter, strict=True)
+    line = 2
+    try:
+        for cells in lines:
+            at, line = line, lines.line_num + 2
+            if cells:
+                yield _row(path, at, header, cells)
+    except csv.Error as error:
+        raise InputError(f"{path}, line {line}: not CSV: {error}") from None
+
+
+def _header(path: Path, line: str, delimiter: str) -> list[str]:
+    try:
+        (names,) = csv.reader([line], delimiter=delimiter, strict=True)
+    except (csv.Error, ValueError) as error:
+        raise InputError(f"{path}, line 1: the header is not CSV: {error}") from None
+    names = [name.strip() for name in names]
+    hint = "The first line names the columns, as in name,email,message"
+    for at, name in enumerate(names, 1):
+        if not name:
+            raise InputError(f"{path}, line 1: there is no header: column {at} has no name", hint=hint)
+        if "@" in name or "\0" in name or re.fullmatch(r"[-+]?\d[\d.,:/-]*", name):
+            raise InputError(f"{path}, line 1: there is no header: {name[:40]!r} is a value, not a name", hint=hint)
+        if name in names[: at - 1]:
+            raise InputError(f"{path}, line 1: two columns have the name {name!r}", hint=hint)
+    return names
+
+
+def _row(path: Path, line: int, header: list[str], cells: list[str]) -> Row:
+    if len(cells) > len(header):
+        hint = 'Put a value that contains a comma in quotes: "a, b"'
+        raise InputError(f"{path}, line {line}: {len(cells)} columns, the header names {len(header)}", hint=hint)
+    row = dict(zip(header, cells, strict=False))
+    for name, value in row.items():
+        if "\0" in value:
+            raise InputError(f"{path}, line {line}: {name!r} contains a NUL character, which PostgreSQL cannot store")
+    return row
+
+
+def _not_utf8(path: Path) -> NoReturn:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                what = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
+                raise InputError(f"{path}, line {number}: not UTF-8: {what}", hint="Save it as UTF-8") from None
+    raise InputError(f"{path}: not UTF-8", hint="Save it as UTF-8")

@@ -35,17 +35,17 @@ class Process(subprocess.Popen[bytes]):
     def __init__(self, name: str, module: str, *args: str, env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.killed = False
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self.error_log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         # -P: a file like http.py in the current directory must not be imported.
         command, pipe = [sys.executable, "-P", "-m", module, *args], subprocess.PIPE
         env = {**os.environ, **(env or {})}
-        super().__init__(command, stdin=pipe, stdout=pipe, stderr=self._errors, env=env, start_new_session=True)
+        super().__init__(command, stdin=pipe, stdout=pipe, stderr=self.error_log, env=env, start_new_session=True)
 
     def check(self) -> None:
         """Raise ProcessFailed if the process has ended and was not killed."""
         if not self.killed and (code := self.poll()) is not None:
-            self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
-            said = "\n".join(self._errors.read().decode(errors="replace").splitlines()[-15:])
+            self.error_log.seek(max(0, self.error_log.seek(0, os.SEEK_END) - 4000))
+            said = "\n".join(self.error_log.read().decode(errors="replace").splitlines()[-15:])
             raise ProcessFailed(f"{self.name} ended unexpectedly with status {code}", detail=said or None)
 
     def kill(self) -> None:
@@ -53,18 +53,6 @@ class Process(subprocess.Popen[bytes]):
         self.killed = True
         super().kill()
         self.wait()
-
-    def stop(self, until: float) -> None:
-        """Wait for its end until this instant of time.monotonic(), then kill it."""
-        try:
-            self.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            super().kill()
-            self.wait()
-
-    def close(self) -> None:
-        for file in (self.stdin, self.stdout, self._errors):
-            file.close()
 
 
 class Processes(AbstractContextManager["Processes"]):
@@ -76,7 +64,8 @@ class Processes(AbstractContextManager["Processes"]):
     def __exit__(self, *_: object) -> None:
         self.stop(*self._all)
         for process in self._all:
-            process.close()
+            for file in (process.stdin, process.stdout, process.error_log):
+                file.close()
 
     def start(self, name: str, module: str, *args: str, env: Mapping[str, str] | None = None) -> Process:
         process = Process(name, f"tallybook.extra.demo.{module}", *args, env=env)
@@ -97,7 +86,10 @@ class Processes(AbstractContextManager["Processes"]):
             process.stdin.close()
         for process in processes:
             process.killed = True
-            process.stop(until)
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +114,11 @@ class ReceiverLog:
         self.taken: set[str] = set()
         port = process.stdout.readline()
         if not port:
-            process.stop(time.monotonic() + 1)
+            process.wait(1)
             process.check()
         self.url = f"http://127.0.0.1:{int(port)}/webhook"
-        self._reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
-        self._reader.start()
+        self.reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        self.reader.start()
 
     def _read(self, lines: IO[bytes]) -> None:
         for line in lines:
@@ -134,7 +126,3 @@ class ReceiverLog:
             self.notes.append(note)
             if note.taken:
                 self.taken.add(note.key)
-
-    def wait(self) -> None:
-        """Wait until the receiver has ended and all its output is read, for at most 5 s."""
-        self._reader.join(5)

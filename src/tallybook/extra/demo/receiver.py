@@ -5,7 +5,6 @@ attempt only, so every run is the same. The server writes one line of JSON per r
 answers; the demo counts these lines. It ends when its standard input closes.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -16,10 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import ClassVar
 
-FAILING = 0.08
-"""The share of keys whose first attempt gets a 500; a quarter of them fails a second time."""
-SLOW = 0.2
-"""The share of requests that are answered after 30 to 200 ms."""
+FAILING = 0.08  # the share of keys whose first attempt gets a 500; a quarter of them fails a second time
+SLOW = 0.2  # the share of requests that are answered after 30 to 200 ms
 
 
 def verdict(key: str, attempt: int, slow: float = SLOW) -> tuple[int, float]:
@@ -52,19 +49,16 @@ class Webhook(BaseHTTPRequestHandler):
         except ValueError:
             status = 400
         time.sleep(seconds)
-        self._note(key, attempt, status, body)
+        note = {"at": time.time(), "key": key, "attempt": attempt, "status": status}
+        note |= {"started_at": float(self.headers.get("Started-At") or 0), "sha256": hashlib.sha256(body).hexdigest()}
+        # One write of less than a pipe's atomic size: lines of several threads do not mix.
+        os.write(sys.stdout.fileno(), json.dumps(note).encode() + b"\n")
         try:
             self.send_response(status)
             self.send_header("Content-Length", "0")
             self.end_headers()
         except OSError:  # the worker was killed in the meantime
             self.close_connection = True
-
-    def _note(self, key: str, attempt: int, status: int, body: bytes) -> None:
-        note = {"at": time.time(), "key": key, "attempt": attempt, "status": status}
-        note |= {"started_at": float(self.headers.get("Started-At") or 0), "sha256": hashlib.sha256(body).hexdigest()}
-        # One write of less than a pipe's atomic size: lines of several threads do not mix.
-        os.write(sys.stdout.fileno(), json.dumps(note).encode() + b"\n")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
         """Do nothing: the notes are the log."""
@@ -87,10 +81,8 @@ class Receiver(ThreadingHTTPServer):
 
 
 def main() -> None:
-    """Print the port, then accept webhooks until standard input closes."""
-    parser = argparse.ArgumentParser(prog="python -m tallybook.extra.demo.receiver")
-    parser.add_argument("--slow", type=float, default=SLOW, help="share of the answers that take 30 to 200 ms")
-    Webhook.slow = parser.parse_args().slow
+    """Print the port, then accept webhooks until standard input closes. The only argument is the share of slow ones."""
+    Webhook.slow = float(sys.argv[1])
     with Receiver(("127.0.0.1", 0), Webhook) as server:
         os.write(sys.stdout.fileno(), f"{server.server_address[1]}\n".encode())
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -14,22 +14,16 @@ from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
 from tallybook.errors import TallybookError
 from tallybook.extra.demo import app as demo_app
-from tallybook.extra.demo.display import Board, Display
-from tallybook.extra.demo.figures import Figures, measure, percentile
+from tallybook.extra.demo.display import Board, Display, Figures, measure, percentile
 from tallybook.extra.demo.processes import Process, Processes, ReceiverLog
 from tallybook.extra.demo.receiver import SLOW
-from tallybook.extra.demo.rows import Row
 
-RATE = 200.0
-"""Submissions per second, unless there are few or very many."""
-SHORTEST, LONGEST = 2.5, 20.0
-"""The limits, in seconds, of the time in which they arrive."""
-_AT_MOST = 27.0
-"""No more submissions arrive after this time, on a slow machine."""
-_DELIVERED_BY = 40.0
-"""Arrivals also stop when the open jobs would not be delivered by this time."""
-_DEADLINE = 48.0
-"""The demo gives up at this time."""
+Rows = Sequence[dict[str, str]]
+RATE = 200.0  # submissions per second, unless there are few or very many
+SHORTEST, LONGEST = 2.5, 20.0  # the limits, in seconds, of the time in which they arrive
+_AT_MOST = 27.0  # no more submissions arrive after this time, on a slow machine
+_DELIVERED_BY = 40.0  # arrivals also stop when the open jobs would not be delivered by this time
+_DEADLINE = 48.0  # the demo gives up at this time
 _SAVING = 4  # threads
 _KILL_AT = 0.4
 _TICK = 0.1
@@ -38,12 +32,11 @@ _LOOK = """select id, state, worker, crashes, extract(epoch from enqueued_at)::f
              from tallybook.job where id = any(%s::bigint[])"""
 _LIVE = "select count(*) from tallybook.worker where ended_at is null"
 
-QUERIES = (
+QUERIES = (  # for a newcomer to try, shown with the answers of this run
     "select state, count(*) from tallybook.job group by state",
     "select worker, state, count(*) from tallybook.attempt group by worker, state order by worker, state",
     "select id, attempts, crashes, last_error from tallybook.job where attempts > 1 order by attempts desc, id limit 3",
 )
-"""Queries for a newcomer to try, shown with the answers of this run."""
 
 
 class Seen(NamedTuple):
@@ -57,8 +50,6 @@ class Seen(NamedTuple):
 
 @dataclass
 class Kill:
-    """The killed worker and the rescue of its jobs."""
-
     worker: str
     at: float
     held: set[int]
@@ -66,11 +57,8 @@ class Kill:
     rescued_after: float = 0.0
 
 
-def play(rows: Sequence[Row], display: Display) -> tuple[Figures, list[str]]:
-    """Set up, run, measure and clean up. Return the figures, and lines about the run for people.
-
-    Errors are raised; an error or an interrupt cleans up as well.
-    """
+def play(rows: Rows, display: Display) -> tuple[Figures, list[str]]:
+    """Set up, run, measure and always clean up. Return the figures, and lines about the run for people."""
     with ExitStack() as stack:
         display.event("starting an embedded PostgreSQL, which is removed at the end")
         server = stack.enter_context(temporary_server(durable=True))
@@ -93,18 +81,16 @@ class Arrivals:
     would measure a backlog, not how soon a job is picked up.
     """
 
-    def __init__(self, dsn: str, rows: Sequence[Row], *, seconds: float) -> None:
+    def __init__(self, dsn: str, rows: Rows, *, seconds: float) -> None:
         self._dsn = dsn
         self._every = seconds / len(rows)
-        self._next: Iterator[tuple[int, Row | None]] = enumerate(rows)
+        self._next: Iterator[tuple[int, dict[str, str] | None]] = enumerate(rows)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_SAVING)]
         self._started = 0.0
-        self.jobs: list[int] = []
-        """The ids of the jobs that were enqueued and committed."""
-        self.took: list[float] = []
-        """The seconds that each save took, from the begin of the transaction to its commit."""
+        self.jobs: list[int] = []  # the ids of the jobs that were enqueued and committed
+        self.took: list[float] = []  # the seconds that each save took, from the begin of the transaction to its commit
         self.error: Exception | None = None
 
     def start(self) -> None:
@@ -130,7 +116,12 @@ class Arrivals:
     def _run(self) -> None:
         try:
             with connect(self._dsn, autocommit=True, application_name="tallybook demo web") as conn:
-                while (row := self._wait_for_one()) is not None:
+                while True:
+                    with self._lock:
+                        at, row = next(self._next, (0, None))
+                    due = self._started + at * self._every
+                    if row is None or self._stop.wait(max(0.0, due - time.monotonic())):
+                        return
                     begun = time.monotonic()
                     job = demo_app.save(conn, row)
                     self.took.append(time.monotonic() - begun)
@@ -139,21 +130,15 @@ class Arrivals:
             self.error = error
             self._stop.set()
 
-    def _wait_for_one(self) -> Row | None:
-        with self._lock:
-            at, row = next(self._next, (0, None))
-        due = self._started + at * self._every
-        return None if row is None or self._stop.wait(max(0.0, due - time.monotonic())) else row
-
 
 class _Stage:
-    def __init__(self, conn: Connection, dsn: str, rows: Sequence[Row], processes: Processes, display: Display) -> None:
+    def __init__(self, conn: Connection, dsn: str, rows: Rows, processes: Processes, display: Display) -> None:
         self._conn, self._dsn, self._processes, self._display = conn, dsn, processes, display
         self._seconds = min(max(len(rows) / RATE, SHORTEST), LONGEST)
         # With few submissions, hardly any would be running when the worker is killed, so the receiver is slower.
         rate = len(rows) / self._seconds
         slow = min(max(SLOW, 6 / (0.115 * rate)), 0.9)
-        self._receiver = processes.start("the receiver", "receiver", "--slow", f"{slow:.3f}")
+        self._receiver = processes.start("the receiver", "receiver", f"{slow:.3f}")
         self._log = ReceiverLog(self._receiver)
         self.arrivals = Arrivals(dsn, rows, seconds=self._seconds)
         self._board = Board(len(rows))
@@ -208,8 +193,12 @@ class _Stage:
             self.arrivals.close()
         if self._kill is None:
             self._maybe_kill()
-        elif not self._kill.rescued_after:
-            self._follow_rescue(self._kill)
+        elif not self._kill.rescued_after and not (self._kill.held - self._kill.rescued) & set(self._open):
+            self._kill.rescued_after = time.monotonic() - self._kill.at
+            if self._kill.rescued:
+                what = f"{_jobs(len(self._kill.rescued))} of {self._kill.worker} rescued"
+                after = f"after {self._kill.rescued_after:.1f} s"
+                self._display.event(f"{what} {after}: other workers noticed and requeued them")
         self._update_board()
         self._display.show(self._board)
 
@@ -260,14 +249,6 @@ class _Stage:
         self._start_worker("worker C")
         self._display.event("worker C starts in its place")
 
-    def _follow_rescue(self, kill: Kill) -> None:
-        if (kill.held - kill.rescued) & set(self._open):
-            return
-        kill.rescued_after = time.monotonic() - kill.at
-        if kill.rescued:
-            what = f"{_jobs(len(kill.rescued))} of {kill.worker} rescued after {kill.rescued_after:.1f} s"
-            self._display.event(f"{what}: other workers noticed and requeued them")
-
     def _update_board(self) -> None:
         board, notes = self._board, self._log.notes
         board.saved, board.delivered = len(self.arrivals.jobs), len(self._log.taken)
@@ -288,7 +269,7 @@ class _Stage:
         self.arrivals.stop()
         self._processes.stop(*(process for process in self._workers.values() if not process.killed))
         self._processes.stop(self._receiver)
-        self._log.wait()
+        self._log.reader.join(5)  # until all its output is read
         figures = measure(self._conn, self._log.notes)
         if figures.submissions < self._board.planned:
             left = self._board.planned - figures.submissions

@@ -1,19 +1,30 @@
-"""Lists of the admin: pages of jobs by a cursor, without count and offset; and the filters beside them."""
+"""The parts of the admins: lists by a cursor, without count and offset; filters; and their base, with audit rows.
 
-from collections.abc import Sequence
+The verbs run on Django's connection.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
+from django.contrib import admin, messages
 from django.contrib.admin import SimpleListFilter
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
-from django.db import connections, transaction
+from django.contrib.auth import get_permission_codename
+from django.db import DatabaseError, connections, transaction
+from django.template.response import TemplateResponse
 
 from tallybook._app import App
+from tallybook._db import audit, sync
 from tallybook._db.jobs import STATES
+from tallybook._db.verb import Verb
 from tallybook._model.job_info import JobLine, JobPage
 from tallybook.contrib.django import _settings
-from tallybook.errors import ConfigError, InvalidArgument
+from tallybook.errors import ConfigError, InvalidArgument, TallybookError
 
 app = App("admin")  # for its verbs, which all run on Django's connection
 _LOOKED = 20_000  # ledger rows that one page may skip at most
@@ -22,7 +33,6 @@ _LINE = tuple(field.name for field in fields(JobLine) if field.name != "cursor")
 
 
 def alias() -> str:
-    """Return the database with the schema."""
     return _settings.read().database
 
 
@@ -94,8 +104,6 @@ class QueueFilter(_Choice):
 
 
 class TaskFilter(_Choice):
-    """By task that a worker has known."""
-
     title = parameter_name = "task"
     query = "select t.name from tallybook.tasks as t order by t.name limit %s"
 
@@ -112,3 +120,77 @@ def column(query: str, param: object) -> list[Any]:
     with connections[alias()].cursor() as cursor:
         cursor.execute(query, [param])
         return [found for (found,) in cursor.fetchall()]
+
+
+act = partial(admin.action, permissions=["operate"])  # an action that needs the right to change what the model shows
+
+
+def chosen(request: Any) -> list[str]:
+    """Return the checked rows. Never all matches, because a page does not know their number."""
+    return list(dict.fromkeys(request.POST.getlist(ACTION_CHECKBOX_NAME)))
+
+
+def who(request: Any) -> str:
+    return str(request.user.get_username())[:200] or f"user {request.user.pk}"
+
+
+class Shown(admin.ModelAdmin):
+    """The common base of our admins: read-only, as for people with only the right to view, plus actions."""
+
+    list_per_page = 50
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+
+    def get_queryset(self, request: Any) -> Any:
+        return self.model.objects.using(alias())
+
+    def has_add_permission(self, request: Any, obj: Any = None) -> bool:
+        """Never: programs enqueue, and no form changes or deletes a row."""
+        return False
+
+    has_change_permission = has_delete_permission = has_add_permission
+
+    def has_operate_permission(self, request: Any) -> bool:
+        """Whether this person sees the actions: requires `change_*`."""
+        codename = get_permission_codename("change", self.opts)
+        return bool(request.user.has_perm(f"{self.opts.app_label}.{codename}"))
+
+    def change_view(self, request: Any, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """Show one thing, with its actions as buttons."""
+        buttons = self.get_action_choices(request, default_choices=[])
+        return super().change_view(request, object_id, form_url, {"buttons": buttons, **(extra_context or {})})
+
+    def confirmed(self, request: Any, action: str, title: str, effect: str) -> Any:
+        """Return a page that asks for confirmation, or None once the person has confirmed."""
+        if "confirmed" in request.POST:
+            return None
+        context = {
+            **self.admin_site.each_context(request), "title": title, "effect": effect, "action": action,
+            "opts": self.opts, "chosen": chosen(request), "checkbox": ACTION_CHECKBOX_NAME, "media": "",
+        }  # fmt: skip
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/tallybook/confirm.html", context)
+
+    @contextmanager
+    def step(self, request: Any) -> Iterator[None]:
+        """Run one transaction; an error rolls it back and is shown to the person."""
+        try:
+            with transaction.atomic(using=alias()):
+                yield
+        except (TallybookError, DatabaseError) as error:
+            self.message_user(request, f"Nothing was changed: {str(error).splitlines()[0]}", messages.ERROR)
+
+    def record(self, request: Any, action: str, target: Mapping[str, object], done: Mapping[str, object]) -> None:
+        sync.run(alias(), audit.add(who(request), "admin", action, target, done))
+
+    def each(
+        self, request: Any, noun: str, verb: str, done: str, do: Callable[[str, str], Verb[bool]], otherwise: str
+    ) -> None:
+        """Apply a verb to each checked thing by its name: `do(name, who)` returns whether it changed anything."""
+        for name in chosen(request):
+            with self.step(request):
+                changed = do(name, who(request)).sync(alias())
+                if changed:
+                    self.record(request, f"{noun}.{verb}", {noun: name}, {done: True})
+                text = f"{noun.capitalize()} {name} {done if changed else otherwise}."
+                self.message_user(request, text, messages.SUCCESS if changed else messages.WARNING)
