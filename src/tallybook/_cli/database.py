@@ -22,7 +22,7 @@ from tallybook._db.nodes import Node, nodes, numbered, of_job
 from tallybook._db.policy import backoff, is_final
 from tallybook._db.source import Source
 from tallybook._db.standby import LAG, Standby
-from tallybook._db.stored import READER
+from tallybook._db.texts import READER
 from tallybook.errors import QueueUnavailable, UnknownJob, UnknownProvider, UnknownQueue, UnknownSchedule
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from tallybook._cli.text import Columns, clean, columns, json_safe, local
-from tallybook._db.stored import loads
+from tallybook._db.texts import loads
 from tallybook._model.durations import format_duration
 
 if TYPE_CHECKING:

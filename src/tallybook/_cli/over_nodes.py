@@ -14,7 +14,7 @@ from tallybook._cli.errors import Problem, problem
 from tallybook._cli.text import clean
 from tallybook._db.driver import Connection, Error
 from tallybook._db.nodes import Answer, Node, asked
-from tallybook._db.stored import loads
+from tallybook._db.texts import loads
 from tallybook._model import merged
 from tallybook.errors import TallybookError
 

@@ -21,8 +21,8 @@ from tallybook._cli.output import print_json, print_pairs, print_rows, row_json
 from tallybook._cli.subject_file import rows_of
 from tallybook._cli.text import Columns, clean, json_safe, local, short
 from tallybook._db import subjects
-from tallybook._db.stored import loads
 from tallybook._db.subjects import LISTED, NAMED, STATES
+from tallybook._db.texts import loads
 from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectReport, check_subject
 

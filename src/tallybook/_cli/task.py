@@ -11,7 +11,7 @@ from tallybook._cli.database import Db
 from tallybook._cli.loading import load_app
 from tallybook._cli.output import print_json, print_pairs
 from tallybook._cli.text import Columns, clean, local, yes_no
-from tallybook._db.stored import loads
+from tallybook._db.texts import loads
 from tallybook.errors import UnknownTask
 
 # Unregistered tasks that a worker serves (in another language, an older release) are listed, too.

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import known, quoted, record, text_array
+from tallybook._db.texts import known, loads, quoted, record, text_array
 from tallybook._model.job import Job, JobCall, arranged
 from tallybook._model.options import Options
 from tallybook.errors import UnknownJob, UnknownQueue

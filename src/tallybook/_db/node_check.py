@@ -14,7 +14,7 @@ from tallybook._db.link import CONNECT
 from tallybook._db.nodes import Answer, Node, asked, written
 from tallybook._db.policy import first_line, unreached
 from tallybook._db.schema import verdict
-from tallybook._db.stored import loads
+from tallybook._db.texts import loads
 from tallybook._model.maintenance import Finding
 
 _LOOK = Declared("_node_look() -> jsonb")

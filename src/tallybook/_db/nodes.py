@@ -27,7 +27,7 @@ from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import first_line, unreached
 from tallybook._db.socket_timeout import ThreadSocketTimeout
 from tallybook._db.source import Source
-from tallybook._db.stored import READER, loads
+from tallybook._db.texts import READER, loads
 from tallybook.errors import ConfigError, QueueUnavailable, UnknownJob, UnknownNode
 
 T = TypeVar("T")

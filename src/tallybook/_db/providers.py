@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import record, records
+from tallybook._db.texts import loads, record, records
 from tallybook._model.keyring import Place, Sealed
 from tallybook.errors import UnknownProvider
 

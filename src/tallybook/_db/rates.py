@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import at, records
+from tallybook._db.texts import at, loads, records
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_instant, check_name
 from tallybook._model.rate import BreakerInfo, BreakerRule, ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule

@@ -7,8 +7,7 @@ from typing import Any
 
 from tallybook._db.calls import ME
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import at, known, record, records
+from tallybook._db.texts import at, known, loads, record, records
 from tallybook._model.job import JobCall
 from tallybook._model.options import check_name, whole
 from tallybook._model.schedule import Timing, rule_text

@@ -13,8 +13,7 @@ import psycopg
 
 from tallybook._db.both import done, got
 from tallybook._db.declared import Declared
-from tallybook._db.stored import loads
-from tallybook._db.texts import at
+from tallybook._db.texts import at, loads
 from tallybook._model.counting import Throughput
 from tallybook._model.merged import summed
 

@@ -14,8 +14,7 @@ from django.utils import timezone
 
 from tallybook._db import sync
 from tallybook._db.declared import Call
-from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import instant, loads
 from tallybook.contrib.django import _api
 
 known: dict[str, _api.Task] = {}  # the tasks that this program has declared, by the path of their function

@@ -17,7 +17,7 @@ from tallybook._db.policy import first_line
 from tallybook._db.socket_timeout import SocketTimeout, ThreadSocketTimeout
 from tallybook._db.source import Source
 from tallybook._db.standby import LAG, Standby
-from tallybook._db.stored import READER
+from tallybook._db.texts import READER
 from tallybook._model.maintenance import Finding
 from tallybook.errors import CommitUnknown, QueueUnavailable, TallybookError
 
