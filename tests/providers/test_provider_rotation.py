@@ -11,8 +11,8 @@ import pytest
 from support.workers import SLEEPY, eventually, working
 from tallybook import App, Context, Secret
 from tallybook._db import sync
-from tallybook._db.both import done
 from tallybook._db.declared import Call
+from tallybook._db.sync import done
 from tallybook._db.verb import drive
 from tallybook._model.keyring import new_key
 from tallybook.extra.providers import Providers, steps

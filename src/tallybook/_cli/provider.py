@@ -14,8 +14,8 @@ from tallybook._cli.over_nodes import each
 from tallybook._cli.secret_input import nothing_else, one_secret, several
 from tallybook._cli.text import Columns, clean, local
 from tallybook._db import providers as calls
-from tallybook._db.both import done
 from tallybook._db.providers import Listed
+from tallybook._db.sync import done
 from tallybook._db.verb import Steps, drive
 from tallybook._model.keyring import new_key
 from tallybook._model.options import check_name

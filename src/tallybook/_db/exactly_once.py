@@ -16,11 +16,9 @@ from typing import Any, Generic
 import psycopg
 from psycopg.rows import tuple_row
 
-from tallybook._db.both import got
 from tallybook._db.declared import Call, Declared, T
-from tallybook._db.kinds import refusal
 from tallybook._db.policy import Action, action_for, backoff, first_line
-from tallybook._db.sync import run_on
+from tallybook._db.sync import got, refusal, run_on
 from tallybook._model.job import Job
 from tallybook.errors import CommitUnknown, QueueUnavailable
 
@@ -84,7 +82,7 @@ class _Saying(Generic[T]):
 async def run(
     connection: Callable[[], AbstractAsyncContextManager[Any]], call: Call[T], server: str, *, sync: bool = False
 ) -> T:
-    """Return the result of `call`, run once; `sync`: without waiting, see both.py.
+    """Return the result of `call`, run once; `sync`: without waiting (see `got`).
 
     Raises QueueUnavailable, CommitUnknown; otherwise as sync.run_on.
     """

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import psycopg
 
 from tallybook._db.aside import aside
-from tallybook._db.kinds import refusal
 from tallybook._db.policy import Action, Outage, action_for, backoff, first_line, is_final, is_gone
 from tallybook._db.socket_timeout import NoAnswer, SocketTimeout, cut
+from tallybook._db.sync import refusal
 from tallybook.errors import QueueUnavailable
 
 T = TypeVar("T")

@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import psycopg
 
-from tallybook._db.both import done, got
 from tallybook._db.counting import counts
 from tallybook._db.declared import Declared
 from tallybook._db.policy import first_line
+from tallybook._db.sync import done, got
 from tallybook._model.exposition import COLUMNS, Numbers
 from tallybook.errors import QueueUnavailable
 

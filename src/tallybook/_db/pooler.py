@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from tallybook._db.both import got
+from tallybook._db.sync import got
 
 IS_SESSION = "select pg_backend_pid() = %s::int"
 

@@ -14,8 +14,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tallybook._db.both import done, got
 from tallybook._db.declared import Call, T
+from tallybook._db.sync import done, got
 from tallybook._model.at_node import at_node
 from tallybook._model.tracing import Tracing
 from tallybook.errors import ConfigError, NotSupported, QueueUnavailable, SchemaMissing
@@ -165,7 +165,7 @@ class Source:
             await got(conn.close())
 
     async def _opened(self, conninfo: str, *, sync: bool) -> Any:
-        """Return a new connection of psycopg; `sync`: without waiting, see both.py."""
+        """Return a new connection of psycopg; `sync`: without waiting (see `got`)."""
         import psycopg
 
         from tallybook._db.link import CONNECT, dsn_for_people

@@ -10,10 +10,9 @@ from typing import Any
 
 import psycopg
 
-from tallybook._db.both import done, got
-from tallybook._db.kinds import kind_of
 from tallybook._db.link import CONNECT
 from tallybook._db.pooler import make_fit
+from tallybook._db.sync import done, got, kind_of
 from tallybook._db.transactions import MARK, RESET, Begun, Library, own_to_commit
 from tallybook.errors import ConfigError
 

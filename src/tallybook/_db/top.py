@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 
-from tallybook._db.both import done, got
 from tallybook._db.declared import Declared
+from tallybook._db.sync import done, got
 from tallybook._db.texts import at, loads
 from tallybook._model.counting import Throughput
 from tallybook._model.merged import summed

@@ -17,9 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tallybook._db import sync
-from tallybook._db.both import done, got
 from tallybook._db.declared import Call, T
 from tallybook._db.source import Source
+from tallybook._db.sync import done, got
 from tallybook._model.tracing import Tracing, What
 from tallybook.errors import InvalidArgument
 
@@ -206,7 +206,7 @@ def _traced(tracing: Tracing, what: What, verb: Callable[[What], Call[T]], keeps
 
 
 async def drive(steps: Steps[T], say: Callable[[Any], Any]) -> T:
-    """Run the steps, each with `say`, and return their result. If `say` does not wait, this does not; see both.py."""
+    """Run the steps, each with `say`, and return their result. If `say` does not wait, this does not; see `got`."""
     try:
         asked = next(steps)
         while True:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self,
 
 from tallybook._db import calls
 from tallybook._db.declared import Call
-from tallybook._db.kinds import kind_of, refused, transaction_kind
 from tallybook._db.source import Source, demand_loop
+from tallybook._db.sync import kind_of, refused, transaction_kind
 from tallybook._db.verb import AsyncConn, SyncConn, Verb, run, run_sync, traced
 from tallybook._model.backoff import DEFAULT, Backoff
 from tallybook._model.contract import Contract, Upgrade
