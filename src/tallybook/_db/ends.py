@@ -6,7 +6,7 @@ from datetime import timedelta
 from functools import cache
 
 from tallybook._db.declared import Call, Declared
-from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
+from tallybook._model.outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
 
 Attempt = tuple[str, int, int]
 """Lease, job, attempt: the arguments of every end."""
