@@ -17,8 +17,8 @@ from tallybook._db import providers as calls
 from tallybook._db.providers import Listed
 from tallybook._db.sync import done
 from tallybook._db.verb import Steps, drive
-from tallybook._model.keyring import new_key
 from tallybook._model.options import check_name
+from tallybook._model.provider import new_key
 from tallybook.errors import UnknownProvider
 from tallybook.extra.providers import steps
 from tallybook.extra.providers.steps import KeySource, Tested

@@ -8,7 +8,7 @@ from typing import Any
 
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.texts import loads, record, records
-from tallybook._model.keyring import Place, Sealed
+from tallybook._model.provider import Place, Sealed
 from tallybook.errors import UnknownProvider
 
 
