@@ -2,21 +2,28 @@
 
 All verbs of a worker may run twice (they name the lease). So a statement that fails with its connection is sent again
 on a new one, without a time limit. policy.py classifies the errors.
+
+An answer has a time limit, for peers that are silent but not gone: TCP's own time-outs (CONNECT) do not detect a proxy,
+a pooler or a NAT that keeps the socket but drops its data. Cancelling the waiting coroutine would not help either:
+psycopg then asks the server over another connection to cancel the statement, and waits for that. So the socket is shut
+down, as if the peer had done it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 
 from tallybook._db.aside import aside
 from tallybook._db.policy import Action, Outage, action_for, backoff, first_line, is_final, is_gone
-from tallybook._db.socket_timeout import NoAnswer, SocketTimeout, cut
 from tallybook._db.sync import refusal
 from tallybook.errors import QueueUnavailable
 
@@ -63,6 +70,65 @@ def dsn_for_people(dsn: str) -> str:
         return "the given DSN"
     shown = " ".join(f"{key}={parts[key]}" for key in ("host", "port", "dbname", "user") if parts.get(key))
     return shown or "the server of the PG* variables"
+
+
+class NoAnswer(psycopg.OperationalError):
+    """The peer was silent for too long; the connection was cut."""
+
+
+def cut(conn: Any) -> None:
+    """Shut down both directions of this connection's socket; waiting calls find it closed."""
+    with suppress(psycopg.Error, OSError, ValueError), socket.socket(fileno=os.dup(conn.pgconn.socket)) as same:
+        same.shutdown(socket.SHUT_RDWR)
+
+
+class _Limit:
+    __slots__ = ("_conn", "_seconds", "_timer", "passed")
+
+    _timer: asyncio.TimerHandle | threading.Timer
+
+    def __init__(self, conn: Any, seconds: float) -> None:
+        self._conn = conn
+        self._seconds = seconds
+        self.passed = False
+
+    def _cut(self) -> None:
+        self.passed = True
+        cut(self._conn)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._timer.cancel()
+        if self.passed and isinstance(error, psycopg.Error | OSError):
+            raise NoAnswer(f"no answer within {self._seconds:g} s") from error
+
+
+class SocketTimeout(_Limit):
+    """`with SocketTimeout(conn, 5.0): await ...`: cut the connection after the given seconds, and raise NoAnswer."""
+
+    __slots__ = ("_due",)
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + self._seconds
+        self._timer = loop.call_at(self._due, self._over)
+        return self
+
+    def _over(self) -> None:
+        # Late by more than a second: the loop was blocked. The answer may already be there.
+        if asyncio.get_running_loop().time() > self._due + 1.0:
+            self.__enter__()
+        else:
+            self._cut()
+
+
+class ThreadSocketTimeout(_Limit):
+    """The same for a synchronous connection in a thread."""
+
+    def __enter__(self) -> Self:
+        self._timer = threading.Timer(self._seconds, self._cut)
+        self._timer.daemon = True
+        self._timer.start()
+        return self
 
 
 class Link:

@@ -23,9 +23,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tallybook._db.declared import Call, Simple
-from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.link import CONNECT, ThreadSocketTimeout, dsn_for_people
 from tallybook._db.policy import first_line, unreached
-from tallybook._db.socket_timeout import ThreadSocketTimeout
 from tallybook._db.source import Source
 from tallybook._db.texts import READER, loads
 from tallybook.errors import ConfigError, QueueUnavailable, UnknownJob, UnknownNode

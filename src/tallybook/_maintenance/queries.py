@@ -17,9 +17,8 @@ from typing import Any, Final
 from tallybook._db.aside import end
 from tallybook._db.declared import Declared
 from tallybook._db.driver import Error
-from tallybook._db.link import Link
+from tallybook._db.link import Link, SocketTimeout
 from tallybook._db.policy import Action, action_for, backoff, first_line
-from tallybook._db.socket_timeout import SocketTimeout
 
 log = logging.getLogger("tallybook.worker")
 

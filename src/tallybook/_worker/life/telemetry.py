@@ -19,9 +19,8 @@ from typing import Protocol, TypeAlias
 
 from tallybook._db.aside import aside
 from tallybook._db.driver import Error
-from tallybook._db.link import Link
+from tallybook._db.link import Link, SocketTimeout
 from tallybook._db.numbers import ANSWER, Asked, ask
-from tallybook._db.socket_timeout import SocketTimeout
 from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown, of_nodes, of_the_database
 from tallybook._model.exposition import text as exposition
 from tallybook._worker.claim.claimer import Claimer
