@@ -11,7 +11,7 @@ from tallybook._cli.errors import Problem, problem, say
 from tallybook._cli.text import clean
 from tallybook._db import migrate as schema
 from tallybook._db import nodes
-from tallybook._db.schema import is_installed
+from tallybook._db.migrate import is_installed
 from tallybook._maintenance.rebase import rebase
 
 

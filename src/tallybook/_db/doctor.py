@@ -19,7 +19,6 @@ from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.nodes import foreign_ids
 from tallybook._db.policy import first_line
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler
-from tallybook._db.schema import verdict
 from tallybook._model.maintenance import Finding
 from tallybook.errors import QueueUnavailable
 
@@ -128,7 +127,7 @@ def _schema(conn: Conn) -> Finding:
     }
     shown = f"version {found.version}, and this program has {found.expected}"
     level, text, advice = "ok", f"version {found.version}, up to date", None
-    if error := verdict(found.version, found.works_from, found.expected, conn.info.dbname):
+    if error := migrate.verdict(found.version, found.works_from, found.expected, conn.info.dbname):
         level, text, advice = "problem", f"{shown}: they are incompatible", "Run `tallybook migrate`."
         if found.version == 0:
             text = "there is no schema tallybook in this database"

@@ -13,7 +13,6 @@ from tallybook._db.doctor import clock
 from tallybook._db.link import CONNECT
 from tallybook._db.nodes import Answer, Node, asked, written
 from tallybook._db.policy import first_line, unreached
-from tallybook._db.schema import verdict
 from tallybook._db.texts import loads
 from tallybook._model.maintenance import Finding
 
@@ -62,7 +61,7 @@ def _report(conn: psycopg.Connection[Any]) -> _Report:
     ahead = float(clock(conn).details["server_ahead_s"])
     try:
         info = migrate.info(conn)
-        error = verdict(info.version, info.works_from, info.expected, conn.info.dbname)
+        error = migrate.verdict(info.version, info.works_from, info.expected, conn.info.dbname)
         text = str(error) if error else None if info.routines_current else "its functions are of another release"
         return _Report(None, text, standby, ahead, {} if text else sync.run(conn, _LOOK.call(loads)))
     except psycopg.errors.InsufficientPrivilege as denied:
