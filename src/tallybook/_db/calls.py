@@ -104,8 +104,7 @@ def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
     )
 
 
-FAILED = "failed"
-"""The parameter of a task that receives the parents that did not complete."""
+FAILED = "failed"  # the parameter of a task that receives the parents that did not complete
 
 _PARENTS = "afters text[], on_parents text[], failed_as text[]"
 _FAN_OUT = Declared(f"fan_out({JOBS}, {_PARENTS}) -> row (job_ids bigint[], created boolean[])", run_ats=RUN_ATS)

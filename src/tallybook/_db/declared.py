@@ -46,8 +46,7 @@ class Call(Generic[T]):
     sql: str
     params: Mapping[str, str | None]
     row: Callable[[Any], T]
-    unknown: type[TallybookError] = UnknownJob
-    """The meaning of TB002 here: no such job, or no such queue."""
+    unknown: type[TallybookError] = UnknownJob  # the meaning of TB002 here: no such job, or no such queue
 
 
 _SIGNATURE = re.compile(

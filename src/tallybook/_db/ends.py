@@ -8,8 +8,7 @@ from functools import cache
 from tallybook._db.declared import Call, Declared
 from tallybook._model.outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
 
-Attempt = tuple[str, int, int]
-"""Lease, job, attempt: the arguments of every end."""
+Attempt = tuple[str, int, int]  # lease, job, attempt: the arguments of every end
 
 ATTEMPT = "lease uuid, job_id bigint, attempt int"
 AS_ARRAYS = {"leases": "array[{lease:uuid}]", "job_ids": "array[{job_id:bigint}]", "attempts": "array[{attempt:int}]"}

@@ -22,8 +22,7 @@ from tallybook._db.sync import got, refusal, run_on
 from tallybook._model.job import Job
 from tallybook.errors import CommitUnknown, QueueUnavailable
 
-PATIENCE = 10.0
-"""Seconds for which a verb is retried before its caller gets an error."""
+PATIENCE = 10.0  # seconds for which a verb is retried before its caller gets an error
 _CONTENTIONS = 3
 _ENQUEUES = ("enqueue", "enqueue_many")
 _TWICE = (
@@ -43,8 +42,7 @@ class _Saying(Generic[T]):
         self.call = call
         self.server = server
         self.enqueues = call.verb in _ENQUEUES
-        self.mark: list[str] | None = None
-        """Transaction number and time, set before the COMMIT is sent."""
+        self.mark: list[str] | None = None  # transaction number and time, set before the COMMIT is sent
         self.said: Any = None
         self.committing = False
         self.sent = False

@@ -13,8 +13,7 @@ from tallybook._model.options import check_name, checked_links, whole
 from tallybook.errors import ConfigError, InvalidArgument
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")
-MOST = 1000
-"""The maximum of jobs per page, and per call that changes them."""
+MOST = 1000  # the maximum of jobs per page, and per call that changes them
 LOOKED = 50_000
 
 JOBS = Declared("""

@@ -145,8 +145,7 @@ class Link:
         self.dsn = dsn
         self.name = name
         self.conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
-        self.pooled = False
-        """Whether there is a pooler in transaction mode; known after the first connection."""
+        self.pooled = False  # whether there is a pooler in transaction mode; known after the first connection
         self._on_connect = on_connect
         self._on_close = on_close
         self._lock = asyncio.Lock()
@@ -154,8 +153,7 @@ class Link:
         # The first retry on a new connection is not logged: a restarted server answers it.
         self._outage = Outage(f"database {self._server}", quiet=1)
         self._answer = _ANSWER
-        self.errors = 0
-        """The number of lost connections and failed tries to connect."""
+        self.errors = 0  # the number of lost connections and failed tries to connect
         self.giving_up = asyncio.Event()
         """Set by a stop: a call that cannot reach the server then raises instead of waiting."""
 

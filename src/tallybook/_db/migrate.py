@@ -52,16 +52,11 @@ _TABLE_ROW = "select to_jsonb(i)::text from tallybook.installation i"
 class SchemaInfo:
     """The schema installed in one database, compared with that of this release."""
 
-    version: int
-    """The version of the schema in the database; 0: none is installed."""
-    expected: int
-    """The version of this release's schema."""
-    routines_current: bool
-    """Whether functions and views are those of this release."""
-    node: int
-    """The number that makes this database's job ids unique."""
-    server: str
-    """PostgreSQL's version."""
+    version: int  # the version of the schema in the database; 0: none is installed
+    expected: int  # the version of this release's schema
+    routines_current: bool  # whether functions and views are those of this release
+    node: int  # the number that makes this database's job ids unique
+    server: str  # PostgreSQL's version
     works_from: int | None = None
     """The lowest expected version of a release that can use this schema; None: only its own."""
 

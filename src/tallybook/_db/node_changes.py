@@ -26,13 +26,10 @@ select c.system_identifier, d.oid
 class Changed:
     """The change to a node."""
 
-    what: str
-    """created, changed, retired, removed or unchanged."""
+    what: str  # created, changed, retired, removed or unchanged
     node: Node
-    schedules: int = 0
-    """The number of schedules that moved to the home."""
-    installed: bool = True
-    """Whether the node has the schema."""
+    schedules: int = 0  # the number of schedules that moved to the home
+    installed: bool = True  # whether the node has the schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,10 @@ _KNOWN = "select n.name, n.system_identifier, n.seen_job_id, n.seen_at::text fro
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    denied: str | None
-    """The server's error if this user lacks a right."""
-    schema: str | None
-    """The problem with its schema. Then, or if denied, nothing else is known."""
+    denied: str | None  # the server's error if this user lacks a right
+    schema: str | None  # the problem with its schema. Then, or if denied, nothing else is known.
     standby: bool
-    ahead: float
-    """The seconds by which its clock is ahead of this machine's."""
+    ahead: float  # the seconds by which its clock is ahead of this machine's
     look: dict[str, Any]
 
 

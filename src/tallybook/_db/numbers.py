@@ -17,10 +17,8 @@ from tallybook.errors import QueueUnavailable
 
 log = logging.getLogger("tallybook.telemetry")
 
-FRESH = 1.0
-"""Seconds for which an answer of the database, or its absence, serves all requests."""
-ANSWER = 3.0
-"""Time limit of the database in seconds."""
+FRESH = 1.0  # seconds for which an answer of the database, or its absence, serves all requests
+ANSWER = 3.0  # time limit of the database in seconds
 _COUNTS = counts.select(f"queue, task, {', '.join(COLUMNS)}")
 _BACKLOG = Declared("backlog() -> rows (queue text, state text, oldest_run_at timestamptz)")
 _AGE = "greatest(0, extract(epoch from clock_timestamp() - oldest_run_at))::float8"

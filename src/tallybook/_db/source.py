@@ -31,8 +31,7 @@ class Source:
     def __init__(self, name: str, dsn: str | None) -> None:
         self.name = name
         self.dsn = dsn
-        self._tracing: Tracing | None = None
-        """Set by `tallybook.otel.instrument`."""
+        self._tracing: Tracing | None = None  # set by `tallybook.otel.instrument`
         self._pools: dict[tuple[int, asyncio.AbstractEventLoop], AsyncConnectionPool[Any]] = {}
         """By process and event loop: a loop cannot use the connections of another."""
 

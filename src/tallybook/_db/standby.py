@@ -11,20 +11,16 @@ case when not pg_is_in_recovery() then 0
       and pg_wal_lsn_diff(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) < 8192 then 0
      else extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp()) end::float8"""
 """Columns of a select: the values of a Standby."""
-BEHIND = 10.0
-"""Seconds from which on the lag is worth a warning."""
+BEHIND = 10.0  # seconds from which on the lag is worth a warning
 
 
 @dataclass(frozen=True, slots=True)
 class Standby:
     """A server that is used for reads instead of the primary."""
 
-    in_recovery: bool
-    """False: it is a primary."""
-    receives: bool
-    """Whether it is connected to its primary."""
-    lag: float | None
-    """Seconds; None: it has replayed nothing yet."""
+    in_recovery: bool  # False: it is a primary
+    receives: bool  # whether it is connected to its primary
+    lag: float | None  # seconds; None: it has replayed nothing yet
 
     @property
     def is_behind(self) -> bool:

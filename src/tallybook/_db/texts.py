@@ -27,8 +27,7 @@ from tallybook._model.options import check_instant, text_problem
 from tallybook.errors import ConfigError, TallybookError
 
 T = TypeVar("T")
-_DEEPEST = 200
-"""The deepest level of JSON that is parsed; deeper values are read as text. Our own have at most 64."""
+_DEEPEST = 200  # the deepest level of JSON that is parsed; deeper values are read as text (our own: 64 at most)
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 

@@ -72,8 +72,7 @@ class Runs:
     jobs: int = 0
     longest: list[dict[str, Any]] = field(default_factory=list)
     of_workers: dict[int, int] = field(default_factory=dict)
-    good_until: float = 0.0
-    """When to read them again, by time.monotonic()."""
+    good_until: float = 0.0  # when to read them again, by time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -83,14 +82,12 @@ class Reading:
     now: datetime
     database: str
     server: str
-    alive: int
-    """Workers that are not silent."""
+    alive: int  # workers that are not silent
     queues: dict[str, dict[str, Any]]
     workers: list[dict[str, Any]]
     failures: list[dict[str, Any]]
     runs: Runs
-    horizon: dict[str, Any] | None = None
-    """The session that pins it for longer than five minutes."""
+    horizon: dict[str, Any] | None = None  # the session that pins it for longer than five minutes
 
 
 @dataclass(frozen=True)
@@ -100,8 +97,7 @@ class Rates:
     entered: float | None = None
     completed: float | None = None
     failed: float | None = None
-    of_queues: dict[str, float] = field(default_factory=dict)
-    """Completed jobs per second."""
+    of_queues: dict[str, float] = field(default_factory=dict)  # completed jobs per second
 
 
 def read(conn: psycopg.Connection[Any], before: Reading | None = None) -> Reading:

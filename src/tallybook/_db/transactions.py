@@ -40,8 +40,7 @@ class Begun:
 
     given: Any
     handle: Any
-    driver: Any = None
-    """A connection that another thread may cancel."""
+    driver: Any = None  # a connection that another thread may cancel
 
 
 class Library(Protocol):

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from tallybook._model.job_info import JobDone
 
 T_co = TypeVar("T_co", covariant=True)
-ListOf: TypeAlias = list[T]
-"""A list, in a class that has a verb of that name."""
+ListOf: TypeAlias = list[T]  # a list, in a class that has a verb of that name
 
 
 class Rows(Protocol):
@@ -76,8 +75,7 @@ class Beside:
 
 
 Steps: TypeAlias = Generator[Call[Any] | Pause | Beside, Any, T]
-Made: TypeAlias = "Call[T] | Callable[[], Steps[T]]"
-"""The implementation of a verb: one statement, or several steps."""
+Made: TypeAlias = "Call[T] | Callable[[], Steps[T]]"  # the implementation of a verb: one statement, or several steps
 
 
 def beside(look: Callable[[], T]) -> Steps[T]:

@@ -53,8 +53,7 @@ _AGAIN = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    carried: int = 0
-    """Schedules that were due and now have a later tick."""
+    carried: int = 0  # schedules that were due and now have a later tick
     fired: int = 0
     skipped: int = 0
     missed: int = 0

@@ -53,8 +53,7 @@ class MaintenanceLoop:
     _idle_queues: Callable[[], Sequence[str]]
     _on_looked: Callable[[float, bool], None]
     _look_at: float = 0.0
-    _clock: tuple[float, float] = (math.inf, 0.0)
-    """The server's clock and the loop's clock at the last check."""
+    _clock: tuple[float, float] = (math.inf, 0.0)  # the server's clock and the loop's clock at the last check
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -22,10 +22,8 @@ from tallybook._db.policy import Action, action_for, backoff, first_line
 
 log = logging.getLogger("tallybook.worker")
 
-LONGEST: Final = 600.0
-"""Seconds that one query may take; then it is cancelled, and its tick is stored as failed."""
-AT_ONCE: Final = 4
-"""How many queries one worker runs at the same time; with fewer slow ones, no other query is delayed."""
+LONGEST: Final = 600.0  # seconds that one query may take; then it is cancelled, and its tick is stored as failed
+AT_ONCE: Final = 4  # how many queries one worker runs at the same time; with fewer slow ones, no other query is delayed
 
 _FIRE = Declared("""
   _schedule_fire_query(p_plan jsonb, p_at timestamptz)

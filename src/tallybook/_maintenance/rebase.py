@@ -24,19 +24,15 @@ _REBASE = Declared("""
 
 @dataclass(frozen=True)
 class Rebased:
-    rebased: bool
-    """Whether this check rebased the lanes: the database had come from another cluster."""
+    rebased: bool  # whether this check rebased the lanes: the database had come from another cluster
     lanes: int
-    moved: int
-    """Attempts that no worker had claimed; their jobs are available again."""
-    lost: int
-    """Attempts that a worker of the other cluster had claimed; their jobs are available again."""
+    moved: int  # attempts that no worker had claimed; their jobs are available again
+    lost: int  # attempts that a worker of the other cluster had claimed; their jobs are available again
     cancelled: int
     scheduled: int
     waiting: int
     dead: int
-    workers: int
-    """Workers of the other cluster that were marked as ended."""
+    workers: int  # workers of the other cluster that were marked as ended
     late: int
     """Jobs that transactions older than the rebase have written to a retired lane since; moved to the current one."""
 

@@ -224,11 +224,9 @@ def _check(policy: str, **durations: timedelta) -> None:
         raise ConfigError(f"{policy}.cap", durations["cap"], f"less than the first delay, {durations['first']}")
 
 
-DEFAULT: Backoff = Exponential(timedelta(seconds=5), jitter=True)
-"""The policy of a task that names none."""
+DEFAULT: Backoff = Exponential(timedelta(seconds=5), jitter=True)  # the policy of a task that names none
 
-NoRetry = type[BaseException] | tuple[type[BaseException], ...]
-"""A class of exceptions, or several."""
+NoRetry = type[BaseException] | tuple[type[BaseException], ...]  # a class of exceptions, or several
 
 _MOST_MEMBERS = 10_000
 

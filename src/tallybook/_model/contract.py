@@ -19,8 +19,7 @@ from tallybook.errors import ConfigError, PayloadError
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 """Converts args of one version to the next: JSON values in, JSON values out."""
 
-DEATH = ("job", "task", "args", "failures", "error")
-"""The args of a task that `on_dead` names."""
+DEATH = ("job", "task", "args", "failures", "error")  # the args of a task that `on_dead` names
 DEATH_SIGNATURE = "(job: int, task: str, args: dict, failures: int, error: dict)"
 LAST_VERSION = 999
 
@@ -38,10 +37,8 @@ class Contract:
     version: int = 1
     aliases: tuple[str, ...] = ()
     summary: str | None = None
-    on_dead: str | None = None
-    """The name of a task of the same app."""
-    upgrades: dict[int, Upgrade] = field(default_factory=dict)
-    """By the version that they read."""
+    on_dead: str | None = None  # the name of a task of the same app
+    upgrades: dict[int, Upgrade] = field(default_factory=dict)  # by the version that they read
 
     def __post_init__(self) -> None:
         check_number("version", self.version, 1, LAST_VERSION)

@@ -26,14 +26,10 @@ _LEAST = 32 << 20  # Python does not start with less
 class Execution:
     """The execution options of a task. Raises ConfigError, which names the option, for a wrong value."""
 
-    timeout: timedelta | None = None
-    """The deadline of one attempt, from its start."""
-    process: bool = False
-    """Run in a child process of the worker, so that damage to its process affects no other job."""
-    memory: int | None = None
-    """The address space of that process, in bytes."""
-    env: tuple[str, ...] = ()
-    """Environment variables with database credentials that the child receives nevertheless."""
+    timeout: timedelta | None = None  # the deadline of one attempt, from its start
+    process: bool = False  # run in a child process of the worker, so that damage to its process affects no other job
+    memory: int | None = None  # the address space of that process, in bytes
+    env: tuple[str, ...] = ()  # environment variables with database credentials that the child receives nevertheless
 
     @classmethod
     def checked(
@@ -94,8 +90,7 @@ def parse_size(value: int | str, *, option: str) -> int:
 class Exclusive:
     """`exclusive=` of a task: one running job per task, or per `key`. Raises ConfigError for a wrong value."""
 
-    key: str | None = None
-    """`{name}` is replaced by that argument; None: one job for the whole task."""
+    key: str | None = None  # `{name}` is replaced by that argument; None: one job for the whole task
     skips: bool = False
 
     @classmethod

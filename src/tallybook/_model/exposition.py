@@ -46,8 +46,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 _ENDED = ("completed", "cancelled", "died")
 _FOLLOWED = ("failed", "snoozed", "lost", "moved")
-COLUMNS = (*STATES, *_ENDED, *_FOLLOWED)
-"""The columns of counts(), in the order of `Numbers.counts`."""
+COLUMNS = (*STATES, *_ENDED, *_FOLLOWED)  # the columns of counts(), in the order of `Numbers.counts`
 
 Sample = tuple[tuple[str, ...], float]
 
@@ -56,10 +55,8 @@ Sample = tuple[tuple[str, ...], float]
 class Numbers:
     """The answer of the database."""
 
-    counts: Mapping[tuple[str, str], tuple[int, ...]]
-    """By queue and task: one number per name in COLUMNS."""
-    ages: Mapping[tuple[str, str], float]
-    """By queue and state: seconds."""
+    counts: Mapping[tuple[str, str], tuple[int, ...]]  # by queue and task: one number per name in COLUMNS
+    ages: Mapping[tuple[str, str], float]  # by queue and state: seconds
     seconds: float
 
 

@@ -71,8 +71,7 @@ def checked_reason(reason: str | None) -> str | None:
     return reason
 
 
-Parent = Job | JobCall | int
-"""A stored job, or one that the same call enqueues."""
+Parent = Job | JobCall | int  # a stored job, or one that the same call enqueues
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,8 @@ class Arranged:
     """The jobs of a call in the order of insertion."""
 
     jobs: list[JobCall]
-    parents: list[list[int]]
-    """Per job: ids of stored parents; -1 is the first of these jobs, -2 the second, ..."""
-    places: list[int]
-    """For each job in the caller's order, its position in `jobs`."""
+    parents: list[list[int]]  # per job: ids of stored parents; -1 is the first of these jobs, -2 the second, ...
+    places: list[int]  # for each job in the caller's order, its position in `jobs`
 
 
 def checked_after(after: object) -> tuple[int | JobCall, ...]:

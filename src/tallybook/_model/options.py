@@ -38,20 +38,15 @@ class Options:
     run_at: datetime | None = None
     delay: timedelta | None = None
     max_attempts: int | None = None
-    headers: str | None = None
-    """As JSON text."""
+    headers: str | None = None  # as JSON text
     on_conflict: str = "skip"
     unique_while: str = "running"
     order_key: str | None = None
     expires_at: datetime | None = None
-    retry: str | Backoff | None = None
-    """The name of a policy, or a policy that a row can store."""
-    version: int = 1
-    """The version of the task's args."""
-    after: tuple[Any, ...] = ()
-    """The jobs that it waits for: ids, and descriptions of jobs of the same call."""
-    on_parent: str | None = None
-    """completed or any; None: completed, but any for a follow-up."""
+    retry: str | Backoff | None = None  # the name of a policy, or a policy that a row can store
+    version: int = 1  # the version of the task's args
+    after: tuple[Any, ...] = ()  # the jobs that it waits for: ids, and descriptions of jobs of the same call
+    on_parent: str | None = None  # completed or any; None: completed, but any for a follow-up
     limits: tuple[str, ...] = ()
     """The keys of its limits. `{name}` is replaced by the value of an arg when the job is described."""
     fair_key: str | None = None

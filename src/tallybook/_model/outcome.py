@@ -31,8 +31,7 @@ from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_text
 from tallybook.errors import ConfigError
 
-_LONGEST = timedelta(days=36_500)
-"""'For ever' has to be an instant that PostgreSQL can store."""
+_LONGEST = timedelta(days=36_500)  # 'For ever' has to be an instant that PostgreSQL can store
 
 
 class Outcome(Exception):

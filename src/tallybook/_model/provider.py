@@ -83,8 +83,7 @@ class Provider:
     active: bool = True
 
 
-LONGEST = 65_536
-"""Bytes of one secret."""
+LONGEST = 65_536  # bytes of one secret
 _ID = re.compile(r"[A-Za-z0-9._-]{1,32}")  # too short for a key, so that a misplaced key is not shown as an id
 _HINT = "Write ID:KEY,ID:KEY, the current one first; `tallybook provider key` prints a new one"
 
@@ -115,8 +114,7 @@ class Keyring:
     def __init__(self, keys: Mapping[str, AESGCM], source: str) -> None:
         self._keys = dict(keys)
         self.current = next(iter(self._keys), None)
-        self.source = source
-        """The origin of the keys, for people."""
+        self.source = source  # the origin of the keys, for people
 
     @property
     def ids(self) -> list[str]:

@@ -20,8 +20,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
-LONGEST = timedelta(hours=24)
-"""No Retry-After delays a job for longer than this; its retry policy may."""
+LONGEST = timedelta(hours=24)  # no Retry-After delays a job for longer than this; its retry policy may
 
 _LONGEST_TEXT = 100
 _MEMBERS = 100
