@@ -19,9 +19,8 @@ from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._maintenance.clock import ClockWatch
-from tallybook._maintenance.promote import Promoter
-from tallybook._maintenance.rescue import Rescuer
 from tallybook._maintenance.service import REFUSED, Service, happens
+from tallybook._maintenance.services import Promoter, Rescuer
 
 _DUE = Declared("""
   services_due(services text[], after timestamptz, worker int, queues text[])
