@@ -36,11 +36,10 @@ if sys.platform == "win32":
 import psycopg
 from psycopg import sql
 
-from ._embedded.account import Account, server_account
+from ._embedded import EmbeddedBusy, EmbeddedError, EmbeddedStartFailed, EmbeddedUnavailable
 from ._embedded.binaries import binaries, default_version, installed_versions
 from ._embedded.cluster import Cluster, Postmaster, is_running
-from ._embedded.directories import RunDirectory
-from ._embedded.errors import EmbeddedBusy, EmbeddedError, EmbeddedStartFailed, EmbeddedUnavailable
+from ._embedded.directories import Account, RunDirectory, server_account
 from ._embedded.guard import NOT_DURABLE, Guard, Setting, checked, command_line
 from ._embedded.template import SUPERUSER, reachable_binaries
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from .errors import EmbeddedUnavailable
+from . import EmbeddedUnavailable
 
 DEFAULT_VERSION = 18
 ENV = "TALLYBOOK_PG_BIN"

@@ -13,9 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .account import Account, owner_uid
-from .directories import redirected_parent, try_lock
-from .errors import EmbeddedBusy, EmbeddedError
+from . import EmbeddedBusy, EmbeddedError
+from .directories import Account, owner_uid, redirected_parent, try_lock
 from .template import new_cluster
 
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from .account import Account
-from .errors import EmbeddedError
+from . import EmbeddedError
+from .directories import Account
 from .template import environment
 
 Setting = str | int | float | bool

@@ -13,10 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .account import Account, owner_uid
+from . import EmbeddedError, EmbeddedUnavailable
 from .binaries import major_version, version_text
-from .directories import cache_directory, locked
-from .errors import EmbeddedError, EmbeddedUnavailable
+from .directories import Account, cache_directory, locked, owner_uid
 
 SUPERUSER = "postgres"
 
