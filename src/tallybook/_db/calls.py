@@ -79,12 +79,12 @@ def enqueue_many(jobs: Sequence[JobCall]) -> Call[list[Job]]:
         for column, text in _columns(shared):
             if text is not None:
                 params[column] = "{" + ",".join([quoted(text)] * len(jobs)) + "}"
-        return Call("enqueue_many", _ENQUEUE_MANY.sql, params, _jobs)
-    rows = {id(job.options): _columns(job.options) for job in jobs}
-    for at, (column, _) in enumerate(_columns(shared)):
-        texts = [rows[id(job.options)][at][1] for job in jobs]
-        if any(text is not None for text in texts):
-            params[column] = text_array(texts)
+    else:
+        rows = {id(job.options): _columns(job.options) for job in jobs}
+        for at, (column, _) in enumerate(_columns(shared)):
+            texts = [rows[id(job.options)][at][1] for job in jobs]
+            if any(text is not None for text in texts):
+                params[column] = text_array(texts)
     return Call("enqueue_many", _ENQUEUE_MANY.sql, params, _jobs)
 
 

@@ -76,18 +76,16 @@ def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], 
             found = look(conn)
             return found if isinstance(found, list) else [found]
     except psycopg.errors.QueryCanceled:
-        text = f"could not be checked within {patience.total_seconds():g} s"
-        level, advice = "note", "The server is busy, or something holds a lock. Run it again."
+        level, text = "note", f"could not be checked within {patience.total_seconds():g} s"
+        advice = "The server is busy, or something holds a lock. Run it again."
     except psycopg.Error as error:
         level, text = "note", f"could not be checked: {first_line(error)}"
+        advice = "Run it again. If it fails again, see the check schema."
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            level = "warning"
-            advice = "Run it as a user with the role operator, or the owner of the schema."
+            level, advice = "warning", "Run it as a user with the role operator, or the owner of the schema."
         elif conn.closed:
             level, text = "problem", f"the connection was lost: {first_line(error)}"
             advice = "Check whether the server is running, and read its log."
-        else:
-            advice = "Run it again. If it fails again, see the check schema."
     return [Finding(name=name, level=level, finding=text, advice=advice)]
 
 

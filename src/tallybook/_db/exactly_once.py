@@ -63,15 +63,12 @@ class _Saying(Generic[T]):
             action = action_for(error)
         lost = action in (Action.RECONNECT, Action.WAIT)
         over = time.monotonic() > self._until or (action is Action.AGAIN and self._failures >= _CONTENTIONS)
-        if lost and self.sent and not self.enqueues and self.call.verb not in _TWICE:
+        unsafe = lost and self.sent and not self.enqueues and self.call.verb not in _TWICE
+        if unsafe or (self.committing and (over or action is Action.CALLER)):
             raise CommitUnknown(self.call.verb, self.server) from error
-        if self.committing and (over or action is Action.CALLER):
-            raise CommitUnknown(self.call.verb, self.server) from error
-        if isinstance(error, QueueUnavailable) and (over or not lost):
-            raise error
-        if lost and over:
+        if lost and over and not isinstance(error, QueueUnavailable):
             raise QueueUnavailable(self.server, first_line(error)) from error
-        if not lost and (over or action is not Action.AGAIN):
+        if over or not (lost or action is Action.AGAIN):
             raise error
         self._failures += 1
         return min(backoff(self._failures - 1), 1.0)

@@ -41,7 +41,7 @@ def check(dsn: str) -> list[Finding]:
     answers = [answer for answer in asked_all if answer.node.state != "gone"]
     gone = [answer for answer in asked_all if answer.node.state == "gone"]
     known, away = _known(dsn)
-    wrong = [*_numbers(answers), *_copies(answers), *_clocks(answers)]
+    wrong = [*_twins(answers), *_clocks(answers)]
     for answer in answers:
         wrong += _alone(answer, known.get(answer.node.name, (None, None, None)))
     if not away:
@@ -149,17 +149,13 @@ def _past(node: Node, look: dict[str, Any], known: tuple[Any, Any, Any]) -> Iter
         yield _finding(node, "restored", "problem", text, advice, was=job, now=look["last_job_id"])
 
 
-def _numbers(answers: list[Answer[_Report]]) -> Iterator[Finding]:
-    """Two nodes with one number."""
+def _twins(answers: list[Answer[_Report]]) -> Iterator[Finding]:
+    """Two nodes with one number, and one database that is listed twice."""
     advice = "Ids lead to the wrong one. Install one of them again with its own number: `tallybook migrate --node N`."
     for (number,), same in _by(answers, "number").items():
         for node in same if len(same) > 1 else ():
             others = ", ".join(other.name for other in same if other is not node)
             yield _finding(node, "number", "problem", f"it has number {number}, and so has {others}", advice)
-
-
-def _copies(answers: list[Answer[_Report]]) -> Iterator[Finding]:
-    """One database that is listed twice."""
     for same in _by(answers, *_IDENTITY).values():
         for node in same[1:]:
             text = f"its address leads to the database of {same[0].name}"

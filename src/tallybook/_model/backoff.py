@@ -39,7 +39,6 @@ class Backoff(Protocol):
 
         `rng` returns a number in [0, 1) and is for tests; the worker passes only `failures`.
         """
-        ...
 
 
 Retry = Backoff | Callable[[int], timedelta | None] | Callable[[int, BaseException], timedelta | None]
@@ -174,14 +173,11 @@ def to_json(policy: object) -> dict[str, dict[str, object]]:
     """
     for form, cls in _FORMS.items():
         if type(policy) is cls:
-            given = {field.name: getattr(policy, field.name) for field in fields(cls)}
-            return {form: {key: _plain(value) for key, value in given.items() if value is not None}}
+            given = ((field.name, getattr(policy, field.name)) for field in fields(cls))
+            text = {key: format_duration(v) if isinstance(v, timedelta) else v for key, v in given if v is not None}
+            return {form: text}
     hint = "Declare it with app.retry_policy('ours', ...) and write retry='ours'; the row stores its name"
     raise ConfigError("retry", policy, "not one of Exponential, Constant, Linear", hint=hint)
-
-
-def _plain(value: object) -> object:
-    return format_duration(value) if isinstance(value, timedelta) else value
 
 
 def from_json(value: object) -> Backoff:

@@ -1,7 +1,6 @@
 """Converters of single JSON values to Python values, for annotations without others inside. See decoder.py."""
 
 import json
-import sys
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
@@ -67,17 +66,6 @@ def instance(cls: type) -> Convert:
         return value
 
     return convert
-
-
-def struct(annotation: Any, cls: type) -> Convert:
-    """Return a converter for a msgspec struct, by msgspec, which is then already imported."""
-    read: Callable[..., Any] = sys.modules["msgspec"].convert
-    return guard(cls, lambda value: read(value, annotation, str_keys=True))
-
-
-def pydantic_model(annotation: Any, cls: type) -> Convert:
-    """Return a converter for a pydantic model. It reads JSON text, because strict models take no date from a str."""
-    return guard(cls, lambda value: annotation.model_validate_json(json.dumps(value)))
 
 
 def enumeration(cls: type[Enum]) -> Convert:

@@ -1,21 +1,9 @@
-"""Values that a handler may return or raise to end its attempt neither completed nor failed.
+"""Values that a handler may return or raise to end its attempt, or its iteration of a subject.
 
-    return Snooze(timedelta(minutes=1))      run again later; this is not a failure
-    raise Cancel("the order is gone")        nothing left to do; ends as cancelled
-    raise Dead("account closed for good")    another attempt cannot help; becomes a dead letter
-
-And for the handler of a subject, to end its iteration;
-see https://github.com/tallybook/tallybook/blob/main/docs/subjects.md.
-
-    return Reschedule("+1 week")             the next iteration a week from now; failures restart at zero
-    return Complete()                        done; the name is kept, so a push of it does nothing
-    return Drop()                            done and forgotten: a push of the name creates a new subject
-    return Kill("no such page any more")     a dead letter; kept
-    return Reject("502", details={...})      a failure, as if it had raised: backoff, dead after its tolerance
-
-`args=` sets the subject's args, by name, for its next iteration (or to be kept). They are checked against the task's
-signature and stored as args of its version. An ordinary job may also end with Complete, Kill or Reject; it is dead,
-with NotASubject, after Reschedule, Drop or `args=`.
+See https://github.com/tallybook/tallybook/blob/main/docs/subjects.md for those of subjects. Their `args=` sets the
+subject's args, by name, for its next iteration (or to be kept). They are checked against the task's signature and
+stored as args of its version. An ordinary job may also end with Complete, Kill or Reject; it is dead, with NotASubject,
+after Reschedule, Drop or `args=`.
 
 They are exceptions, so that a helper deep in a handler can raise what the handler would return. They are compared,
 hashed and printed by value. They are not frozen dataclasses, because `contextlib` assigns `__traceback__` to an

@@ -33,22 +33,17 @@ def retry_after(error: BaseException, now: datetime) -> timedelta | None:
     Its own value has precedence over its cause's; of several members of a group the longest counts. Never raises,
     whatever the attributes of the exception do.
     """
-    found = _of_one(error, now)
-    if found is None:
-        others = [_of_one(other, now) for other in _around(error)]
-        found = max((other for other in others if other is not None), default=None)
-    return found
-
-
-def _around(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
+    if (found := _of_one(error, now)) is not None:
+        return found
+    others: list[BaseException] = []
     with suppress(BaseException):  # a property of a crafted exception may raise anything, here and below
         if error.__cause__ is not None:
-            found.append(error.__cause__)
+            others.append(error.__cause__)
     with suppress(BaseException):
         if isinstance(error, BaseExceptionGroup):
-            found.extend(islice(error.exceptions, _MEMBERS))
-    return found
+            others.extend(islice(error.exceptions, _MEMBERS))
+    waits = [wait for other in others if (wait := _of_one(other, now)) is not None]
+    return max(waits, default=None)
 
 
 def _of_one(error: BaseException, now: datetime) -> timedelta | None:
