@@ -44,10 +44,7 @@ def named(attempt: Attempt) -> dict[str, str]:
 
 
 def atomic(verb: Declared, attempt: Attempt, **values: str | int | None) -> Call[str]:
-    """End an attempt in an atomic task's transaction; "left" if the handler has left it: no other may be used.
-
-    Else the answer of the verb: scheduled, available, cancelled, dead, completed or refused.
-    """
+    """End an attempt in an atomic task's transaction. "left": the handler has left it; no other may be used."""
     return replace(verb.call(str, **named(attempt), **values), sql=_unless_left(verb))
 
 

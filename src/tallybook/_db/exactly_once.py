@@ -77,10 +77,7 @@ class _Saying(Generic[T]):
 async def run(
     connection: Callable[[], AbstractAsyncContextManager[Any]], call: Call[T], server: str, *, sync: bool = False
 ) -> T:
-    """Return the result of `call`, run once; `sync`: without waiting (see `got`).
-
-    Raises QueueUnavailable, CommitUnknown; otherwise as sync.run_on.
-    """
+    """Return the result of `call`, run once; `sync`: without waiting. Raises QueueUnavailable or CommitUnknown."""
     saying = _Saying(call, server)
     while True:
         try:

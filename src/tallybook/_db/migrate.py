@@ -96,10 +96,7 @@ def latest() -> int:
 
 @cache
 def routines() -> list[tuple[str, str]]:
-    """Return path in `sql/` and text of every function and view file, in the order of application: views last.
-
-    One of them is generated here: the rights.
-    """
+    """Return path and text of each function and view, and of the generated rights, as applied: views last."""
     folder = resources.files("tallybook") / "sql"
     found = [file for room in _ROOMS for file in _files(folder / room, room)]
     found.append(("ops/roles/_rights.sql", rights([text for _, text in found])))
@@ -196,10 +193,7 @@ def info(conn: psycopg.Connection) -> SchemaInfo:
 
 
 def check(conn: psycopg.Connection) -> int:
-    """Return the schema version that this release expects.
-
-    Raises SchemaMissing, SchemaTooOld, SchemaTooNew or SchemaUnreleased if this release cannot use the schema.
-    """
+    """Return the schema version that this release expects. Raises a SchemaError if it cannot use the schema."""
     found, expected = installed(conn) or {"version": 0}, latest()
     if error := verdict(found["version"], found.get("works_from"), expected, conn.info.dbname):
         raise error

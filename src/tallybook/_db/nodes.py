@@ -274,10 +274,7 @@ def numbered(among: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def number_for(node: Node, among: Sequence[Node]) -> int:
-    """Return the number of a node; for a node without schema and number, the next free one.
-
-    Raises ConfigError if other nodes do not answer, because their numbers are unknown.
-    """
+    """Return a node's number, or the next free one. Raises ConfigError if other nodes do not answer."""
     known = numbered(among)
     own = named(known, node.name).number
     if own is not None:

@@ -48,17 +48,14 @@ def is_behind_pooler(conn: psycopg.Connection[Any]) -> bool:
 
 
 def shares_sessions(dsn: str, **connect: Any) -> bool:
-    """Whether two connections by this DSN shared a session of the server: then there is a pooler, not in session mode.
-
-    Opens two connections. A busy pooler might hide this, so it checks several times.
-    """
+    """Whether two connections by this DSN shared a session: then there is a pooler, not in session mode."""
     with (
         psycopg.connect(dsn, autocommit=True, **connect) as one,
         psycopg.connect(dsn, autocommit=True, **connect) as other,
     ):
         seen: dict[int, set[int]] = {0: set(), 1: set()}
         pair = (one, other)
-        for turn in range(8):
+        for turn in range(8):  # a busy pooler might hide it
             holder, visitor = pair[turn % 2], pair[1 - turn % 2]
             with holder.transaction():  # an idle session is now given to the visitor, or stays its own
                 seen[turn % 2].add(_pid(holder))

@@ -113,11 +113,8 @@ def state_of(error: BaseException) -> str | None:
 
 
 def refusal(error: BaseException, call: Call[Any] | None = None) -> TallybookError | None:
-    """Return the Tallybook error for a refusal by the server (SQLSTATE TB0xx); None for any other driver error.
-
-    SQLAlchemy and Django wrap the driver's error, and only the innermost one has some of its data.
-    """
-    for inner in reversed(chain(error)):
+    """Return the Tallybook error for a refusal by the server (SQLSTATE TB0xx); None for any other driver error."""
+    for inner in reversed(chain(error)):  # SQLAlchemy and Django wrap the driver's error, which alone has all data
         if (sqlstate := state_of(inner) or "").startswith("TB"):
             diag = getattr(inner, "diag", inner)
             message = getattr(diag, "message_primary", None) or getattr(diag, "message", None) or str(inner)
@@ -135,10 +132,7 @@ def run(conn: Any, call: Call[T]) -> T:
 
 
 async def run_on(conn: Any, call: Call[T], *, sync: bool) -> T:
-    """Return the result of `call` on `conn`; `sync`: without waiting (see `got`).
-
-    Raises ConnectionNotSupported for an object that is no such connection.
-    """
+    """Return the result of `call` on `conn`; `sync`: without waiting (see `got`). Raises ConnectionNotSupported."""
     kind = kind_of(conn)
     fetch = None if kind.startswith("async ") == sync else _FETCH.get(kind.removeprefix("async "))
     if fetch is None:

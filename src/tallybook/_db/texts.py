@@ -149,10 +149,7 @@ def _readers(made: type[Any]) -> dict[str, Callable[[Any], Any]]:
 
 
 def record(made: type[T], row: dict[str, Any], **names: str) -> T:
-    """Return a row of JSON, with lengths in seconds, as a dataclass; `names` renames some columns.
-
-    A column that the class does not have, such as one of a newer release, is ignored.
-    """
+    """Return a row of JSON, with lengths in seconds, as a dataclass. `names` renames columns; others are ignored."""
     columns = _readers(made)  # type: ignore[arg-type]  # a class has a hash
     return made(**{to: columns[to](value) for name, value in row.items() if (to := names.get(name, name)) in columns})
 

@@ -101,10 +101,7 @@ class Rates:
 
 
 def read(conn: psycopg.Connection[Any], before: Reading | None = None) -> Reading:
-    """Read once, in a transaction of its own: nothing is set on a session that a pooler may share.
-
-    If reading the running jobs takes long, those of the reading `before` are reused for a while.
-    """
+    """Read once, in a transaction: nothing is set on a session that a pooler may share. `before`: as runs_async."""
     with conn.transaction():
         return done(read_async(conn, before, _LIMITS))
 

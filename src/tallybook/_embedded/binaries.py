@@ -41,10 +41,7 @@ def default_version() -> int:
 
 
 def binaries(version: int | None = None) -> Path:
-    """Return the `bin` directory of one major version; None means `default_version()`.
-
-    Raises EmbeddedUnavailable with what is missing and what to do.
-    """
+    """Return the `bin` directory of one major version; None: the default. EmbeddedUnavailable names the remedy."""
     wanted = default_version() if version is None else version
     found = installed_versions()
     if wanted in found:

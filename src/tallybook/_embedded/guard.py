@@ -66,15 +66,11 @@ def command_line(
 
 
 class Guard:
-    """One guard process, which runs at most one server at a time.
-
-    pid      the postmaster's, 0 for none
-    is_ours  False in a forked copy of the process that made it: the server belongs to the parent
-    """
+    """One guard process, which runs at most one server at a time."""
 
     def __init__(self, run_directory: Path, account: Account | None, log: int, locks: Sequence[int]) -> None:
-        self.pid = 0
-        self.is_ours = True
+        self.pid = 0  # the postmaster's, 0 for none
+        self.is_ours = True  # False in a forked copy of the process that made it: the server belongs to the parent
         self._started = 0
         self._is_silent = False
         self._unread = b""
@@ -133,10 +129,7 @@ class Guard:
         self._await_exit(_SECONDS_TO_ANSWER)
 
     def close(self) -> bool:
-        """Let the guard end: it stops a running server and removes the run directory.
-
-        Returns False if it was killed before it could do so.
-        """
+        """Let the guard end: it stops a server and removes the run directory. False: it was killed before."""
         with suppress(OSError):
             self._commands.close()
         try:

@@ -198,11 +198,8 @@ class Guard:
                 self.reply(f"exited {os.waitstatus_to_exitcode(status)}")
 
     def end_orphans(self) -> None:
-        """Kill the backends of an ended postmaster; they would end only after their current statement.
-
-        Until then no new server could start on the data. If we are not their reaper, there are none to find.
-        """
-        while children := _children_of(os.getpid()):
+        """Kill the backends of an ended postmaster: until they end, no new server could start on the data."""
+        while children := _children_of(os.getpid()):  # none if we are not their reaper
             for child in children:
                 _send(child, signal.SIGKILL)
                 with suppress(ChildProcessError):

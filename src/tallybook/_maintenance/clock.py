@@ -44,8 +44,7 @@ _FIRE = Declared("_schedules_fire(p_plans jsonb, p_at timestamptz) -> row (carri
 _BATCH = 250
 # Seconds that one batch may compute: after a long outage each schedule has many ticks to count, and other work waits.
 _COMPUTING = 0.2
-# Seconds for which the clock relies on the services' own checks, once these report to it.
-_WATCHED = 60.0
+_WATCHED = 60.0  # seconds for which the clock relies on the services' own checks, once these report to it
 # Seconds to wait while another worker runs the clock or holds a row: by then it has fired what is due, or is slow.
 _BUSY, _LONGEST_BUSY = 0.05, 1.0
 _AGAIN = timedelta(hours=1)

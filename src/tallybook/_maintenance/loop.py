@@ -31,12 +31,10 @@ _LOOK = _DUE.select(
     " extract(epoch from next_tick_at - clock_timestamp())::float8, extract(epoch from clock_timestamp())::float8"
 )
 _FORWARD = Declared("_clock_forward(p_by interval) -> void", p_by="make_interval(secs => {seconds:float8})")
-# Seconds. A larger step of the server's clock is stored; see _clock_back.sql.
-_STEP = 10.0
+_STEP = 10.0  # seconds; a larger step of the server's clock is stored, see _clock_back.sql
 # Seconds: the longest time between two checks, so that changed intervals are noticed, however long they are.
 _LONGEST = 5.0
-# Seconds until a refused service tries again: another worker's run has ended by then.
-_AGAIN = 0.1
+_AGAIN = 0.1  # seconds until a refused service tries again: another worker's run has ended by then
 
 Row = tuple[list[str], float | None, datetime | None, bool, int, list[str], list[timedelta], float | None, float]
 

@@ -31,8 +31,7 @@ _FIRE = Declared("""
 _FAILED = Declared("_schedule_query_failed(p_plan jsonb, p_reason text, p_at timestamptz) -> boolean")
 _TIME = "select set_config('statement_timeout', %s, true), set_config('lock_timeout', '0', true)"
 _TRIES = 3
-# Seconds until a retry when another worker is firing it, or its connection was lost.
-_NOT_BEFORE = 5.0
+_NOT_BEFORE = 5.0  # seconds until a retry when another worker is firing it, or its connection was lost
 
 Plan = dict[str, Any]
 

@@ -75,10 +75,7 @@ class Rebaser(Service):
     name = "rebase"
 
     async def foreign_cursor(self) -> bool:
-        """Rebase after a claim was refused with TB004, even beside other workers; return whether this run did it.
-
-        The database was replaced, or its data came without its row in `installation`.
-        """
+        """Rebase after a claim was refused with TB004, even beside other workers. Return whether this run did it."""
         return self._told(Rebased(*await self._row(_REBASE.worker, True, False))).rebased
 
     def _told(self, found: Rebased) -> Rebased:

@@ -190,10 +190,7 @@ class Folder(Service):
 
 
 class Pruner(Service):
-    """Deletes one piece per run, and the next one soon after while there is more.
-
-    See https://github.com/tallybook/tallybook/blob/main/docs/history.md.
-    """
+    """Deletes one piece per run, and the next one soon after while there is more. See docs/history.md."""
 
     name = "prune"
     every = 60.0

@@ -185,11 +185,8 @@ def _checked(expression: object, option: str) -> str:
 
 
 def _change(tz: tzinfo, instant: datetime) -> datetime | None:
-    """Return the latest change of the zone's offset in the last 26 hours, to the second, or None.
-
-    A change in the next second counts, too: cronsim's first step crosses it.
-    """
-    low, high = instant - _ASKEW, instant + timedelta(seconds=2)
+    """Return the latest change of the zone's offset in the last 26 hours, to the second, or None."""
+    low, high = instant - _ASKEW, instant + timedelta(seconds=2)  # cronsim's first step crosses the next second, too
     now = high.astimezone(tz).utcoffset()
     if low.astimezone(tz).utcoffset() == now:
         return None

@@ -42,10 +42,7 @@ _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final
 
 
 def decode(annotation: object, value: object, *, task: str, what: str = "args") -> Any:
-    """Convert the JSON value by `annotation`. Raises PayloadError, with the path, for a value that does not fit.
-
-    This builds the converter on each call; for many values of one annotation, keep the result of `compile_decoder`.
-    """
+    """Convert the JSON value by `annotation`, with a new converter. Raises PayloadError, with the path."""
     convert = compile_decoder(annotation, task=task)
     if convert is None:
         return value

@@ -116,11 +116,8 @@ def with_follow_up(jobs: Iterable[JobCall], then: JobCall | None) -> list[JobCal
 
 
 def arranged(jobs: Sequence[JobCall]) -> Arranged:
-    """Order the jobs so that each comes after its parents. Raises InvalidArgument if a described parent is missing.
-
-    Cycles cannot occur: a job is described after its parents.
-    """
-    among: dict[int, list[int]] = {}
+    """Order the jobs so that each comes after its parents. Raises InvalidArgument if a described parent is missing."""
+    among: dict[int, list[int]] = {}  # without cycles: a job is described after its parents
     for at, job in enumerate(jobs):
         among.setdefault(id(job), []).append(at)
     places = [-1] * len(jobs)
@@ -154,10 +151,7 @@ def _found(among: dict[int, list[int]], call: JobCall, at: int) -> list[int]:
 
 
 def with_headers(jobs: Sequence[JobCall], headers: Callable[[str | None], str | None]) -> list[JobCall]:
-    """Return these jobs with other headers, as JSON text. Parents stay parents, and shared options stay shared.
-
-    It also takes subjects, which have no parents.
-    """
+    """Return these jobs, or subjects, with other headers (JSON). Parents stay parents, shared options shared."""
     options: dict[int, Options] = {}
     made: dict[int, JobCall] = {}
     for job in arranged(jobs).jobs if any(job.options.after for job in jobs) else jobs:

@@ -177,10 +177,7 @@ def _bound_to(place: Place, key_id: str) -> bytes:
 
 
 def parse_keys(text: Secret, source: str) -> Keyring:
-    """Return the keys of `k2:BASE64,k1:BASE64`, or one per line with # comments. ConfigError never shows a key.
-
-    Raises NotSupported if the package cryptography is missing.
-    """
+    """Return the keys of `k2:BASE64,k1:BASE64`, or of lines with # comments. Errors never show a key."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:

@@ -18,8 +18,7 @@ What = TypeVar("What", JobCall, "SubjectCall", list[JobCall], "list[SubjectCall]
 """The argument of an enqueue: one job or subject, or a batch."""
 
 _MOST_BYTES = 8_000
-# jsonb writes a number with an exponent in full; no Python float needs more digits than this.
-_DIGITS = 330
+_DIGITS = 330  # jsonb writes a number with an exponent in full; no Python float needs more digits than this
 
 
 class Sending(Protocol[What]):
