@@ -4,8 +4,6 @@ A call that may hang would block one of asyncio's few threads. Its own thread ke
 alive. A caller that stops waiting cancels and leaves it behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import threading

@@ -20,8 +20,6 @@ A worker has its own psycopg connections: `CANCEL.worker` is a statement with `%
 tests/db/test_declared.py compares each declaration with pg_proc.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

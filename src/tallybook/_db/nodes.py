@@ -4,8 +4,6 @@
 Citus' pg_dist_node; else the database at `dsn` is the only one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -3,8 +3,6 @@
 The sessions are the user's own if the App has a maker, else those of an engine that the worker creates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One reading for `tallybook top`: two statements, whose cost does not depend on the amount of history."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ Each answer sets the intervals of the services' checks, so that a change applies
 fall due, such as a scheduled job, runs at its time, without a check.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

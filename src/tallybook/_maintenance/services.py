@@ -4,8 +4,6 @@ promote moves due jobs from scheduled to their lanes, rescue returns the jobs of
 changes to the counters, and prune deletes history past its retention.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
