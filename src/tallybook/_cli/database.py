@@ -20,8 +20,8 @@ from tallybook._db.driver import Connection, OperationalError
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.nodes import Node, nodes, numbered, of_job
 from tallybook._db.policy import backoff, is_final
+from tallybook._db.pooler import LAG, Standby
 from tallybook._db.source import Source
-from tallybook._db.standby import LAG, Standby
 from tallybook._db.texts import READER
 from tallybook.errors import QueueUnavailable, UnknownJob, UnknownProvider, UnknownQueue, UnknownSchedule
 

@@ -12,7 +12,7 @@ from tallybook._cli.text import clean
 from tallybook._db import migrate as schema
 from tallybook._db import nodes
 from tallybook._db.migrate import is_installed
-from tallybook._maintenance.rebase import rebase
+from tallybook._maintenance.services import rebase
 
 
 @click.command()

@@ -1,8 +1,14 @@
-"""The services that move jobs and keep tables small.
+"""The services that move jobs and keep tables small, and the one that follows a move to another cluster.
 
 promote moves due jobs from scheduled to their lanes, rescue returns the jobs of dead workers to their queues, fold adds
-changes to the counters, and prune deletes history past its retention.
+changes to the counters, and prune deletes history past its retention:
+see https://github.com/tallybook/tallybook/blob/main/docs/history.md.
+
+rebase gives the lanes new cursors after a move to another cluster, automatically. A worker also checks for that on each
+new connection, before it claims anything there: see https://github.com/tallybook/tallybook/blob/main/docs/moving.md.
 """
+
+from __future__ import annotations
 
 import asyncio
 import logging
@@ -10,11 +16,12 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from tallybook._db.declared import Declared
-from tallybook._db.driver import AsyncConnection
+from tallybook._db.driver import AsyncConnection, Connection, InvalidSchemaName, UndefinedFunction
 from tallybook._db.link import Link
 from tallybook._maintenance.service import REFUSED, Service
 
@@ -188,7 +195,7 @@ class Folder(Service):
 
 
 class Pruner(Service):
-    """Deletes one piece per run, and the next one soon after while there is more. See docs/history.md."""
+    """Deletes one piece per run, and the next one soon after while there is more."""
 
     name = "prune"
     every = 60.0
@@ -198,3 +205,79 @@ class Pruner(Service):
         if effect is None:
             return REFUSED
         return _PIECE * random.uniform(0.75, 1.25) if again else None
+
+
+# cursors: data that came without its row in `installation` is detected only by a cursor ahead of the cluster.
+_REBASE = Declared("""
+  rebase(cursors boolean, as_service boolean)
+  -> row (rebased boolean, lanes moved lost cancelled scheduled waiting dead workers late int)""")
+
+
+@dataclass(frozen=True)
+class Rebased:
+    rebased: bool  # whether this check rebased the lanes: the database had come from another cluster
+    lanes: int
+    moved: int  # attempts that no worker had claimed; their jobs are available again
+    lost: int  # attempts that a worker of the other cluster had claimed; their jobs are available again
+    cancelled: int
+    scheduled: int
+    waiting: int
+    dead: int
+    workers: int  # workers of the other cluster that were marked as ended
+    late: int
+    """Jobs that transactions older than the rebase have written to a retired lane since; moved to the current one."""
+
+    def __str__(self) -> str:
+        return (
+            f"this database came from another cluster: {self.lanes} lanes rebased, {self.moved + self.lost} jobs"
+            f" available again ({self.lost} of them had been running there), {self.cancelled} ended as cancelled,"
+            f" {self.scheduled} scheduled, {self.waiting} waiting and {self.dead} dead kept,"
+            f" {self.workers} workers marked as ended"
+        )
+
+    def told(self) -> Rebased:
+        if self.rebased:
+            log.warning("%s", self, extra={"event": "rebased"})
+        elif self.late:
+            log.info("moved %s jobs of transactions older than the move", self.late, extra={"event": "rebased"})
+        return self
+
+
+async def on_connect(conn: AsyncConnection, *, cursors: bool = True) -> None:
+    """Check on a new connection, before anything else is done on it."""
+    try:
+        row = await (await conn.execute(_REBASE.worker, (cursors, False))).fetchone()
+    except (InvalidSchemaName, UndefinedFunction):
+        return  # no schema, or an older one: the schema check has a better message
+    assert row is not None
+    Rebased(*row).told()
+
+
+def rebase(conn: Connection) -> Rebased:
+    """Check on a synchronous connection, for a thread or a command; the schema must exist."""
+    row = conn.execute(_REBASE.worker, (True, False)).fetchone()
+    assert row is not None
+    return Rebased(*row).told()
+
+
+class Rebaser(Service):
+    """Checks every few seconds: a database can be replaced under a connection, and transactions may commit late."""
+
+    name = "rebase"
+
+    async def foreign_cursor(self) -> bool:
+        """Rebase after a claim was refused with TB004, even beside other workers. Return whether this run did it."""
+        return self._told(Rebased(*await self._row(_REBASE.worker, True, False))).rebased
+
+    def _told(self, found: Rebased) -> Rebased:
+        found.told()
+        if found.rebased or found.late:
+            self._on_work()
+        return found
+
+    async def serve(self) -> str | None:
+        row = await self._row(_REBASE.worker, False, True)
+        if row[0] is None:
+            return REFUSED
+        self._told(Rebased(*row))
+        return None
