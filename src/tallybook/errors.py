@@ -517,15 +517,9 @@ class SchemaBusy(SchemaError):
 
 
 _BY_SQLSTATE: dict[str, type[TallybookError]] = {
-    "TB001": LeaseLost,
-    "TB002": UnknownJob,
-    "TB003": WrongIsolationLevel,
-    "TB004": ForeignCursor,
-    "TB005": InvalidArgument,
-    "TB006": WorkerEnded,
-    "TB007": SchemaError,
-    "TB008": KeyTaken,
-}
+    "TB001": LeaseLost, "TB002": UnknownJob, "TB003": WrongIsolationLevel, "TB004": ForeignCursor,
+    "TB005": InvalidArgument, "TB006": WorkerEnded, "TB007": SchemaError, "TB008": KeyTaken,
+}  # fmt: skip
 
 
 def from_sqlstate(sqlstate: str, message: str, detail: str | None, hint: str | None) -> TallybookError | None:

@@ -32,14 +32,9 @@ log = logging.getLogger("tallybook.db")
 
 # Keepalives find a dead peer in about 25 s when nothing is sent, tcp_user_timeout in 15 s when something is.
 CONNECT: dict[str, Any] = {
-    "autocommit": True,
-    "client_encoding": "utf8",
-    "connect_timeout": 10,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 15_000,
-}
+    "autocommit": True, "client_encoding": "utf8", "connect_timeout": 10, "keepalives_idle": 10,
+    "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 15_000,
+}  # fmt: skip
 
 # Settings of a role or a database that would break a worker's statements. If the session is not the one that this
 # connection opened, nothing is set and no row is returned: see pooler.py.

@@ -141,14 +141,9 @@ def _job(job: JobCall) -> dict[str, Any]:
     if options.after:
         raise ConfigError("after", list(options.after), "the jobs of a schedule cannot wait for others")
     return {
-        "task": job.task,
-        "args": job.args,
-        "queue": options.queue,
-        "priority": options.priority,
-        "max_attempts": options.max_attempts,
-        "headers": options.headers,
-        "options": options.options_text,
-    }
+        "task": job.task, "args": job.args, "queue": options.queue, "priority": options.priority,
+        "max_attempts": options.max_attempts, "headers": options.headers, "options": options.options_text,
+    }  # fmt: skip
 
 
 def set_(name: str, job: JobCall, timing: Timing, query: str | None = None) -> Call[str]:

@@ -200,10 +200,6 @@ def _sqlalchemy_text(sql: str) -> Any:
 
 
 _FETCH = {
-    "psycopg": _psycopg,
-    "asyncpg": _asyncpg,
-    "sqlalchemy session": _sqlalchemy,
-    "sqlalchemy connection": _sqlalchemy,
-    "django": _django,
-    "django alias": _alias,
-}
+    "psycopg": _psycopg, "asyncpg": _asyncpg, "sqlalchemy session": _sqlalchemy, "sqlalchemy connection": _sqlalchemy,
+    "django": _django, "django alias": _alias,
+}  # fmt: skip

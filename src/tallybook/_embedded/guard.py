@@ -20,12 +20,9 @@ from .template import environment
 Setting = str | int | float | bool
 
 DEFAULTS: Mapping[str, Setting] = {
-    "max_connections": 100,
-    "shared_buffers": "128MB",
-    "log_min_messages": "warning",
-    "timezone": "UTC",
+    "max_connections": 100, "shared_buffers": "128MB", "log_min_messages": "warning", "timezone": "UTC",
     "log_timezone": "UTC",
-}
+}  # fmt: skip
 # For data that will be deleted. A commit still waits until its WAL is handed to the operating system
 # (synchronous_commit stays on), so that Server.kill() loses no more than a SIGKILL would with real settings. Shared
 # memory is in files of the data directory: what a killed server leaves in /dev/shm, only its next start would remove.

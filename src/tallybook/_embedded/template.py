@@ -22,12 +22,8 @@ SUPERUSER = "postgres"
 # C and UTF8, because they are the same on every machine. Trust on the socket, because only the server's user (and root)
 # can enter its directory. A password over TCP, where every user of the machine can connect.
 _INITDB = (
-    f"--username={SUPERUSER}",
-    "--encoding=UTF8",
-    "--locale=C",
-    "--auth-local=trust",
-    "--auth-host=scram-sha-256",
-)
+    f"--username={SUPERUSER}", "--encoding=UTF8", "--locale=C", "--auth-local=trust", "--auth-host=scram-sha-256",
+)  # fmt: skip
 _INSTALLED = ("bin", "lib", "lib64", "share")
 _UNFINISHED = ".unfinished-"
 _LOG_LINES = 20

@@ -19,14 +19,9 @@ from cronsim import CronSim, CronSimError
 from tallybook.errors import ConfigError, ExpressionError
 
 NAMES = {
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
+    "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *", "@monthly": "0 0 1 * *", "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@hourly": "0 * * * *",
+}  # fmt: skip
 SHORTEST, LONGEST = timedelta(seconds=1), timedelta(days=366)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIELDS = ("second", "minute", "hour", "day-of-month", "month", "day-of-week")

@@ -203,13 +203,8 @@ def _decimal(value: Decimal) -> str:
 
 
 _WRITERS: dict[type, Callable[..., object]] = {
-    datetime: _datetime,
-    date: date.isoformat,
-    time: _time,
-    timedelta: iso_duration,
-    UUID: str,
-    Decimal: _decimal,
-}
+    datetime: _datetime, date: date.isoformat, time: _time, timedelta: iso_duration, UUID: str, Decimal: _decimal,
+}  # fmt: skip
 
 _SUBCLASS_WRITERS: tuple[tuple[type, Callable[..., object]], ...] = (
     # The unbound methods return plain copies without running code of the subclass.
