@@ -154,17 +154,9 @@ class Simple(Declared, Generic[T]):
     """
 
     def __init__(
-        self,
-        signature: str,
-        row: Callable[[Any], T],
-        /,
-        *,
-        names: Mapping[str, tuple[str, int]] = {},
-        verb: str | None = None,
-        unknown: type[TallybookError] = UnknownJob,
-        **sent: str,
+        self, signature: str, row: Callable[[Any], T], /, *, names: Mapping[str, tuple[str, int]] = {}, **declared: Any
     ) -> None:
-        super().__init__(signature, verb=verb, unknown=unknown, **sent)
+        super().__init__(signature, **declared)
         self._row, self._names = row, names
 
     def __call__(self, *values: Value) -> Call[T]:

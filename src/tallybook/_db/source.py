@@ -109,7 +109,7 @@ class Source:
         return await self._once(call, sync=False)
 
     def _run_sync(self, call: Call[T]) -> T:
-        if _in_loop():
+        if in_loop():
             hint = "Await it: `await task.enqueue(app, ...)`, another verb without its .sync()"
             raise NotSupported(f"waiting for {call.verb} inside a running event loop, which would block it,", hint=hint)
         return done(self._once(call, sync=True))
@@ -180,7 +180,7 @@ class Source:
             raise QueueUnavailable(dsn_for_people(conninfo), unreached(error), hint=hint) from error
 
 
-def _in_loop() -> bool:
+def in_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -190,6 +190,6 @@ def _in_loop() -> bool:
 
 def demand_loop(verb: str) -> None:
     """Raise NotSupported if no event loop runs: the returned coroutine would never be awaited."""
-    if not _in_loop():
+    if not in_loop():
         hint = f"Write .{verb}_sync(...), or await it in an async function"
         raise NotSupported(f"{verb} where no event loop runs", hint=hint)

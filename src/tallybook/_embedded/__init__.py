@@ -5,12 +5,6 @@ directories  cache, run directories, locks between processes; the user that root
 template   runs initdb once and copies after that; copies the binaries for a user that cannot reach the installed ones
 cluster    one data directory: its lock, its contents, the server that uses it, making it
 guard      the server's command line, and our handle on the guard process; guard_main is that process
-
-TallybookError
-└── EmbeddedError                 any of these, or a cluster that cannot be used
-    ├── EmbeddedUnavailable       there is no PostgreSQL that we could run
-    ├── EmbeddedBusy              another server holds the data directory
-    └── EmbeddedStartFailed       the server ended or stayed silent while starting
 """
 
 from tallybook.errors import TallybookError

@@ -3,10 +3,6 @@
 A policy is a value with one method, `delay(failures)`. `failures` counts the failures so far, this one included, so it
 is 1 after the first. Snoozes, rate limits and crashes are not failures and do not lengthen the delay.
 
-    Exponential(timedelta(minutes=5))    5, 10, 20, 40, 80 min, ... at most 6 hours
-    Constant(timedelta(seconds=30))      30 s, always
-    Linear(timedelta(minutes=1))         1, 2, 3, ... min, at most 6 hours
-
 The three classes have a JSON form, in which a job's row stores them for programs in any language:
 
     {"exponential": {"first": "5 min", "factor": 2, "cap": "6 h", "jitter": false}}

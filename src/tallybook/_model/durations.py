@@ -1,8 +1,5 @@
 """Durations in human form: `timedelta` in Python, PostgreSQL's words in options, settings and SQL.
 
-    parse_duration("1 hour 30 min")   timedelta(seconds=5400)
-    format_duration(timedelta(minutes=5))   "5 min"
-
 `parse_duration` and PostgreSQL's `interval` read all output of `format_duration` alike. A month or a year is refused,
 because it has no fixed length. A bare number is refused, too: `300` may mean seconds, milliseconds or minutes.
 A day is 24 hours here, but a calendar day in an `interval`; across changes of a zone's offset, pass the seconds.
