@@ -149,8 +149,7 @@ class Link:
         self._outage = Outage(f"database {self._server}", quiet=1)
         self._answer = _ANSWER
         self.errors = 0  # the number of lost connections and failed tries to connect
-        self.giving_up = asyncio.Event()
-        """Set by a stop: a call that cannot reach the server then raises instead of waiting."""
+        self.giving_up = asyncio.Event()  # set by a stop: a call that cannot reach the server raises instead of waiting
 
     async def connect(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         """Return the connection, a new one if there is none. Tries once; errors are the driver's."""

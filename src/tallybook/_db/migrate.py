@@ -57,8 +57,7 @@ class SchemaInfo:
     routines_current: bool  # whether functions and views are those of this release
     node: int  # the number that makes this database's job ids unique
     server: str  # PostgreSQL's version
-    works_from: int | None = None
-    """The lowest expected version of a release that can use this schema; None: only its own."""
+    works_from: int | None = None  # the lowest expected version of a release that can use it; None: only its own
 
     @property
     def current(self) -> bool:

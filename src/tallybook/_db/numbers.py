@@ -21,8 +21,7 @@ from tallybook.errors import QueueUnavailable
 log = logging.getLogger("tallybook.telemetry")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST = 100
-"""The maximum of pairs of queue and task, and of queues, with their own series; others are summed under OTHERS."""
+MOST = 100  # pairs of queue and task, and queues, with their own series; others are summed under OTHERS
 OTHERS = "_others"
 
 # Name: type, labels, help. https://github.com/tallybook/tallybook/blob/main/docs/telemetry.md has the same table.

@@ -59,8 +59,7 @@ select json_build_object(
   'running', (select count(*) from r), 'longest', (select json_agg(r order by r.n) from r where r.n <= 50),
   'workers', (select json_agg(x) from (
      select r.worker_id, count(*) as jobs from r group by r.worker_id) x))::text"""  # noqa: S608
-_SHARE = 20
-"""Running jobs are read again after this many times the duration of the last read: 5 % of a core at any load."""
+_SHARE = 20  # running jobs are read again after this many times the duration of the last read: 5 % of a core
 
 
 @dataclass(frozen=True)

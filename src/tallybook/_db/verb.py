@@ -56,8 +56,7 @@ class Wrapped(Protocol):
     def close_if_unusable_or_obsolete(self) -> Any: ...
 
 
-SyncConn: TypeAlias = Plain | Wrapped | str
-"""A connection without an event loop; a text is the alias of a Django connection."""
+SyncConn: TypeAlias = Plain | Wrapped | str  # without an event loop; a text is the alias of a Django connection
 
 
 @dataclass(frozen=True, slots=True)

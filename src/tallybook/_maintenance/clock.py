@@ -88,8 +88,7 @@ class Clock:
         self._looked_behind = self._register_at = -math.inf
         self._queries_due = False
         self._warned: set[tuple[str, str]] = set()
-        self.watched_at = -math.inf
-        """When the services' check covered schedules, too. It wakes the clock, which need not check on its own."""
+        self.watched_at = -math.inf  # when the services' check, which wakes the clock, covered schedules, too
 
     def declare(self, declared: Callable[[], Sequence[dict[str, Any]] | None]) -> None:
         """Store these schedules of the app's code from now on, and no others; None: they are for another node."""

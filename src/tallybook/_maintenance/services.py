@@ -47,8 +47,7 @@ class Promoter(Service):
 
     def __init__(self, link: Link, on_work: Callable[[], object]) -> None:
         super().__init__(link, on_work)
-        self.after: datetime | None = None
-        """The mark: no job is scheduled before it, except for late commits; None: check all."""
+        self.after: datetime | None = None  # the mark: no job is scheduled before it, but by late commits; None: all
         self.told = asyncio.Event()
         self._ran_at = self._behind_at = self._behind_again = -math.inf
         self._behind = False

@@ -24,8 +24,7 @@ from tallybook.errors import ConfigError, PayloadError
 if TYPE_CHECKING:
     from tallybook._model.rate import ConcurrencyRule
 
-Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-"""Converts args of one version to the next: JSON values in, JSON values out."""
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]  # converts args, as JSON values, of one version to the next
 
 DEATH = ("job", "task", "args", "failures", "error")  # the args of a task that `on_dead` names
 DEATH_SIGNATURE = "(job: int, task: str, args: dict, failures: int, error: dict)"

@@ -12,8 +12,7 @@ from tallybook._model.durations import parse_iso_duration
 from tallybook._model.failure import safe_text
 from tallybook._model.plain import SCALARS, Unfit, Walk, kind_name
 
-Convert = Callable[[Any], Any]
-"""Takes a JSON value and returns it as the annotation requires. Raises only Unfit, which has the path."""
+Convert = Callable[[Any], Any]  # returns a JSON value as the annotation requires; raises only Unfit, which has the path
 
 
 def json_kind(value: object) -> str:

@@ -11,8 +11,7 @@ from tallybook._model.backoff import Backoff, as_policy, to_json
 from tallybook._model.durations import parse_duration, seconds_text
 from tallybook.errors import ConfigError
 
-Unique = str | bool | tuple[str, ...]
-"""A key; or True, to derive it from all args; or the names of the args to derive it from."""
+Unique = str | bool | tuple[str, ...]  # a key; or True: from all args; or the names of the args to derive it from
 
 ON_CONFLICT = ("skip", "raise", "replace_args", "raise_priority", "push_run_at")
 """The effect of an enqueue on the live job that has its unique key."""
@@ -47,10 +46,8 @@ class Options:
     version: int = 1  # the version of the task's args
     after: tuple[Any, ...] = ()  # the jobs that it waits for: ids, and descriptions of jobs of the same call
     on_parent: str | None = None  # completed or any; None: completed, but any for a follow-up
-    limits: tuple[str, ...] = ()
-    """The keys of its limits. `{name}` is replaced by the value of an arg when the job is described."""
-    fair_key: str | None = None
-    """The key whose jobs alternate with those of other keys in the queue; `{name}` as in limits."""
+    limits: tuple[str, ...] = ()  # keys of limits; `{name}` is replaced by an arg when the job is described
+    fair_key: str | None = None  # its jobs alternate with those of other keys in the queue; `{name}` as in limits
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue, 64)
