@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from tallybook._model.mistakes import as_option
+from tallybook._model.options import as_option
 from tallybook._model.plain import Unfit
 from tallybook.errors import PayloadError, SignatureError
 
