@@ -14,6 +14,9 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from tallybook._db.declared import Call, T
 from tallybook._db.sync import done, got
 from tallybook._model.at_node import at_node
@@ -21,7 +24,6 @@ from tallybook._model.tracing import Tracing
 from tallybook.errors import ConfigError, NotSupported, QueueUnavailable, SchemaMissing
 
 if TYPE_CHECKING:
-    import psycopg
     from psycopg_pool import AsyncConnectionPool
 
 
@@ -41,15 +43,12 @@ class Source:
         In a handler of a job on one of several nodes, that node's DSN precedes the App's own. URLs of SQLAlchemy,
         `postgresql+psycopg://...`, are accepted. Raises ConfigError for an invalid string.
         """
-        from psycopg import ProgrammingError
-        from psycopg.conninfo import make_conninfo
-
         at = at_node.get()  # in a handler of a job on one of several nodes: that node
         given = dsn or (at and at.dsn) or self.dsn or os.environ.get("TALLYBOOK_DSN", "")
         try:
             plain = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", given)
             return make_conninfo(plain, fallback_application_name=f"tallybook {self.name}")
-        except ProgrammingError:  # its text, and the value, may contain a password
+        except psycopg.ProgrammingError:  # its text, and the value, may contain a password
             hint = "Write host=... dbname=... user=..., or postgresql://user@host/dbname"
             raise ConfigError("dsn", "(not shown)", "not a connection string", hint=hint) from None
 
@@ -115,8 +114,6 @@ class Source:
         return done(self._once(call, sync=True))
 
     async def _once(self, call: Call[T], *, sync: bool) -> T:
-        from psycopg.errors import InvalidSchemaName
-
         from tallybook._db import exactly_once
         from tallybook._db.link import dsn_for_people
 
@@ -124,9 +121,7 @@ class Source:
         connection = partial(self._connect, conninfo, sync=True) if sync else self._connection
         try:
             return await exactly_once.run(connection, call, dsn_for_people(conninfo), sync=sync)
-        except InvalidSchemaName as error:
-            from psycopg.conninfo import conninfo_to_dict
-
+        except psycopg.errors.InvalidSchemaName as error:
             parts = conninfo_to_dict(conninfo)
             database = parts.get("dbname") or os.environ.get("PGDATABASE") or parts.get("user") or "?"
             raise SchemaMissing(str(database)) from error
@@ -165,8 +160,6 @@ class Source:
 
     async def _opened(self, conninfo: str, *, sync: bool) -> Any:
         """Return a new connection of psycopg; `sync`: without waiting (see `got`)."""
-        import psycopg
-
         from tallybook._db.link import CONNECT, dsn_for_people
         from tallybook._db.policy import unreached
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.orm import sessionmaker
 
 from tallybook._db.link import CONNECT
 from tallybook._db.pooler import make_fit
@@ -36,7 +38,6 @@ _POOL: dict[str, Any] = {"pool_size": 0, "pool_reset_on_return": None}
 
 def _clean(engine: Any) -> None:
     """Reset session settings of one job before the next; the user's own engines are left alone."""
-    from sqlalchemy import event
 
     def reset(conn: Any, record: Any, state: Any) -> None:
         if not state.terminate_only:
@@ -53,8 +54,6 @@ class _Guard:
     """Refuses a handler's own commit before it happens. A rollback is detected afterwards, by the mark."""
 
     def __init__(self, session: Any) -> None:
-        from sqlalchemy import event
-
         self.open = False
         event.listen(session, "before_commit", self._before_commit)
 
@@ -88,16 +87,11 @@ class Sessions(Library):
             self._engine = create_async_engine(_URL, async_creator=connect, **_POOL)
             _clean(self._engine.sync_engine)
             return async_sessionmaker(self._engine)
-        from sqlalchemy import create_engine
-        from sqlalchemy.orm import sessionmaker
-
         self._engine = create_engine(_URL, creator=lambda: done(connect()), **_POOL)
         _clean(self._engine)
         return sessionmaker(self._engine)
 
     async def begin(self) -> Begun:
-        from sqlalchemy import text
-
         session = self._maker()
         try:
             guard = _Guard(session.sync_session if self._is_async else session)

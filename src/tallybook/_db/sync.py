@@ -14,6 +14,9 @@ from collections.abc import Coroutine
 from functools import cache
 from typing import Any, get_origin
 
+from psycopg import AsyncRawCursor, RawCursor
+from psycopg.rows import tuple_row
+
 from tallybook._db.declared import Call, T, rendered
 from tallybook.errors import ConnectionNotSupported, TallybookError, UnknownJob, from_sqlstate
 
@@ -147,9 +150,6 @@ async def run_on(conn: Any, call: Call[T], *, sync: bool) -> T:
 
 
 async def _psycopg(conn: Any, call: Call[Any]) -> Any:
-    from psycopg import AsyncRawCursor, RawCursor
-    from psycopg.rows import tuple_row
-
     cursor = conn.cursor(row_factory=tuple_row)
     if isinstance(cursor, RawCursor | AsyncRawCursor):
         sql, names = rendered(call.sql, "dollar")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import Any
 
@@ -107,8 +108,6 @@ def _seconds(number: float | Decimal) -> timedelta | None:
 
 def _http_date(text: str) -> datetime | None:
     """Return a date in one of the three forms of HTTP, aware; None for any other text."""
-    from email.utils import parsedate_to_datetime
-
     try:
         found = parsedate_to_datetime(text)
     except Exception:  # of its parts: ValueError, TypeError, IndexError, OverflowError
