@@ -123,23 +123,23 @@ def put_many(jobs: Sequence[JobCall], takes_failed: Callable[[str], bool]) -> Ca
     """Enqueue many jobs; without parents as enqueue_many. `takes_failed` gets a task's name."""
     if not any(job.options.after for job in jobs):
         return enqueue_many(jobs)
-    found = arranged(jobs)
-    many = enqueue_many(found.jobs)
-    on = [job.options.on_parent or "completed" if job.options.after else None for job in found.jobs]
+    jobs, parents, places = arranged(jobs)
+    many = enqueue_many(jobs)
+    on = [job.options.on_parent or "completed" if job.options.after else None for job in jobs]
     failed = [
         FAILED if said == "any" and takes_failed(job.task) and FAILED not in json.loads(job.args) else None
-        for said, job in zip(on, found.jobs, strict=True)
+        for said, job in zip(on, jobs, strict=True)
     ]
     params = {
         **many.params,
-        "afters": text_array(["{" + ",".join(map(str, ids)) + "}" if ids else None for ids in found.parents]),
+        "afters": text_array(["{" + ",".join(map(str, ids)) + "}" if ids else None for ids in parents]),
         "on_parents": text_array(on),
         "failed_as": text_array(failed),
     }
 
     def as_given(report: str) -> list[Job]:
         put = many.row(report)
-        return [put[place] for place in found.places]
+        return [put[place] for place in places]
 
     return Call("enqueue_many", _FAN_OUT.sql, params, as_given)  # for exactly_once, the same verb
 

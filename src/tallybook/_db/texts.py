@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, TypeVar, get_type_hints
 
 import psycopg
@@ -104,19 +105,11 @@ class _Interval(IntervalLoader):
             return timedelta.min if bytes(data).startswith(b"-") else timedelta.max
 
 
-class Reader:
-    """How a page's or a command's connection reads columns: psycopg's `context`."""
-
-    connection: psycopg.Connection[Any] | None = None
-
-    def __init__(self) -> None:
-        self.adapters = AdaptersMap(psycopg.adapters)
-        self.adapters.register_loader("timestamptz", _Instant)
-        self.adapters.register_loader("interval", _Interval)
-        set_json_loads(loads, self)
-
-
-READER = Reader()
+READER: Any = SimpleNamespace(connection=None, adapters=AdaptersMap(psycopg.adapters))
+"""How a page's or a command's connection reads columns: psycopg's `context`."""
+READER.adapters.register_loader("timestamptz", _Instant)
+READER.adapters.register_loader("interval", _Interval)
+set_json_loads(loads, READER)
 
 
 def instant(text: str | None) -> datetime | None:
