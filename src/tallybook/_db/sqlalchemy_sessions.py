@@ -50,16 +50,13 @@ def _clean(engine: Any) -> None:
     event.listen(engine, "reset", reset)
 
 
-class _Guard:
-    """Refuses a handler's own commit before it happens. A rollback is detected afterwards, by the mark."""
+_ENDS = "tallybook ends its transaction"
 
-    def __init__(self, session: Any) -> None:
-        self.open = False
-        event.listen(session, "before_commit", self._before_commit)
 
-    def _before_commit(self, session: Any) -> None:
-        if not self.open and session.get_nested_transaction() is None:
-            raise own_to_commit("commit()")
+def _refuse(session: Any) -> None:
+    """Refuse a handler's own commit before it happens. A rollback is detected afterwards, by the mark."""
+    if not session.info[_ENDS] and session.get_nested_transaction() is None:
+        raise own_to_commit("commit()")
 
 
 class Sessions(Library):
@@ -94,7 +91,8 @@ class Sessions(Library):
     async def begin(self) -> Begun:
         session = self._maker()
         try:
-            guard = _Guard(session.sync_session if self._is_async else session)
+            session.info[_ENDS] = False
+            event.listen(session.sync_session if self._is_async else session, "before_commit", _refuse)
             await got(session.begin())
             conn = await got(session.connection())
             await got(session.execute(text(MARK)))
@@ -102,24 +100,23 @@ class Sessions(Library):
             await got(session.invalidate())
             raise
         driver = None if self._is_async else conn.connection.driver_connection
-        return Begun(conn if self._connection else session, (session, guard), driver)
+        return Begun(conn if self._connection else session, session, driver)
 
     async def flush(self, begun: Begun) -> None:
-        await got(begun.handle[0].flush())
+        await got(begun.handle.flush())
 
     async def commit(self, begun: Begun) -> None:
-        session, guard = begun.handle
-        guard.open = True
-        await got(session.commit())
+        begun.handle.info[_ENDS] = True
+        await got(begun.handle.commit())
 
     async def rollback(self, begun: Begun) -> None:
-        await got(begun.handle[0].rollback())
+        await got(begun.handle.rollback())
 
     async def keep(self, begun: Begun) -> None:
-        await got(begun.handle[0].close())
+        await got(begun.handle.close())
 
     async def drop(self, begun: Begun) -> None:
-        await got(begun.handle[0].invalidate())
+        await got(begun.handle.invalidate())
 
     async def close(self) -> None:
         if self._engine is not None:

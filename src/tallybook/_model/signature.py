@@ -54,15 +54,10 @@ class _Plan:
     never_none: tuple[tuple[str, type], ...]  # parameters whose annotation is one of _NEVER_NONE
 
 
-class _Dots:
-    def __repr__(self) -> str:
-        return "..."
-
-
 def _shown(parameters: list[inspect.Parameter]) -> str:
     # Without annotations and defaults: the repr of a default is the user's code, and may be long or secret.
-    short = [p.replace(annotation=_EMPTY, default=p.default if p.default is _EMPTY else _Dots()) for p in parameters]
-    return str(inspect.Signature(short))
+    short = [p.replace(annotation=_EMPTY, default=p.default if p.default is _EMPTY else ...) for p in parameters]
+    return str(inspect.Signature(short)).replace("=Ellipsis", "=...")
 
 
 class ArgsModel:
