@@ -160,7 +160,7 @@ class Server:
         try:
             self._launch(programs, deadline)
         except BaseException:
-            self._stop("immediate", 0)
+            self.stop("immediate", timeout=0)
             raise
         return self
 
@@ -172,7 +172,9 @@ class Server:
         """
         if mode not in ("fast", "immediate"):
             raise ValueError(f"mode must be 'fast' or 'immediate', not {mode!r}")
-        self._stop(mode, timeout)
+        if self._guard is not None and not self._guard.exited():
+            self._guard.stop(mode, timeout)
+        self._let_go()
 
     def kill(self) -> None:
         """Kill the postmaster and all of its processes with SIGKILL, and return when they have ended.
@@ -255,11 +257,6 @@ class Server:
             statement = sql.SQL("alter role {} password {}")
             conn.execute(statement.format(sql.Identifier(SUPERUSER), sql.Literal(secret.decode())))
 
-    def _stop(self, mode: str, timeout: float) -> None:
-        if self._guard is not None and not self._guard.exited():
-            self._guard.stop(mode, timeout)
-        self._let_go()
-
     def _let_go(self) -> None:
         """Release a server that has ended or was attached, and its guard."""
         self._attached = self._sockets = None
@@ -317,8 +314,8 @@ def temporary_server(
         server.stop("immediate")
 
 
-def _tail(path: Path, start: int, lines: int = 20) -> str:
+def _tail(path: Path, start: int) -> str:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - 20_000))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-20:])

@@ -74,11 +74,10 @@ def reachable_binaries(bin_directory: Path, account: Account | None) -> Path:
         )
     cache = cache_directory(account)
     copy = cache / f"install-{_fingerprint(bin_directory)}"
-    copied_bin = copy / home.parent.name / home.name / "bin"
     with locked(cache / "install.lock"):
         if not copy.exists():
             _copy_installation(home, copy)
-    return copied_bin
+    return copy / home.parent.name / home.name / "bin"
 
 
 def _template(cache: Path, bin_directory: Path, account: Account | None, lock: int) -> Path:
