@@ -72,10 +72,7 @@ class TallybookError(Exception):
     def __init__(self, message: str, *, detail: str | None = None, hint: str | None = None) -> None:
         parts = [part.strip().removesuffix(".") for part in (message, detail, hint) if part and part.strip()]
         super().__init__(". ".join(parts) + ("." if len(parts) > 1 and parts[-1][-1] not in "?!" else ""))
-        if detail:
-            self.detail = detail
-        if hint:
-            self.hint = hint
+        self.detail, self.hint = detail or None, hint or None
 
     @classmethod
     def of_server(cls, sqlstate: str, message: str, detail: str | None, hint: str | None) -> Self:
