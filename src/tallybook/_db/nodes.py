@@ -12,20 +12,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tallybook._db.aside import daemon
-from tallybook._db.declared import Call, Simple
+from tallybook._db.declared import Call, Simple, T
 from tallybook._db.link import CONNECT, ThreadSocketTimeout, dsn_for_people
 from tallybook._db.policy import first_line, unreached
 from tallybook._db.source import Source
 from tallybook._db.texts import READER, loads
 from tallybook.errors import ConfigError, QueueUnavailable, UnknownJob, UnknownNode
-
-T = TypeVar("T")
 
 VARIABLE = "TALLYBOOK_NODES"
 _NUMBER_BITS = 43

@@ -8,12 +8,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import psycopg
 
 from tallybook._db.counting import counts
-from tallybook._db.declared import Declared
+from tallybook._db.declared import Declared, T
 from tallybook._db.policy import first_line
 from tallybook._db.sync import done, got
 from tallybook.errors import QueueUnavailable
@@ -65,6 +65,7 @@ _FOLLOWED = ("failed", "snoozed", "lost", "moved")
 COLUMNS = (*STATES, *_ENDED, *_FOLLOWED)  # the columns of counts(), in the order of `Numbers.counts`
 
 Sample = tuple[tuple[str, ...], float]
+_ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,11 @@ def text(found: Mapping[str, list[Sample]]) -> str:
         lines.append(f"# HELP {name} {says}\n# TYPE {name} {kind}\n")
         for values, number in found[name]:
             names = (*labels, "node")[: len(values)]
-            pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in zip(names, values, strict=True))
+            given = zip(names, values, strict=True)
+            pairs = ",".join(f'{label}="{value.translate(_ESCAPED)}"' for label, value in given)
             shown = f"{int(number)}" if number.is_integer() else repr(number)
             lines.append(f"{name}{{{pairs}}} {shown}\n" if pairs else f"{name} {shown}\n")
     return "".join(lines)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 FRESH = 1.0  # seconds for which an answer of the database, or its absence, serves all requests
@@ -165,7 +163,6 @@ _COUNTS = counts.select(f"queue, task, {', '.join(COLUMNS)}")
 _BACKLOG = Declared("backlog() -> rows (queue text, state text, oldest_run_at timestamptz)")
 _AGE = "greatest(0, extract(epoch from clock_timestamp() - oldest_run_at))::float8"
 _AGES = f"{_BACKLOG.select(f'queue, state, {_AGE}')} where isfinite(oldest_run_at)"
-T = TypeVar("T")
 
 
 async def ask(conn: Any) -> Numbers:
