@@ -224,9 +224,8 @@ class Server:
                     probe.bind(("127.0.0.1", 0))
                     self._port = probe.getsockname()[1]
             data = self.data_dir.resolve()
-            self._guard.start(
-                command_line(programs, data, self.settings, sockets=self._sockets, port=self._port, tcp=self._tcp)
-            )
+            line = command_line(programs, data, self.settings, sockets=self._sockets, port=self._port, tcp=self._tcp)
+            self._guard.start(line)
             if self._becomes_ready(deadline):
                 break
             tail = _tail(self.log_path, log_start)

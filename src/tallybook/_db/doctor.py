@@ -107,9 +107,8 @@ def _connection(conn: Conn) -> Finding:
     level, advice = "ok", None
     if standby:
         level, text = "problem", f"{text}: a standby"
-        advice = (
-            "Nothing can be enqueued or claimed here. Connect to the primary: target_session_attrs=read-write finds it."
-        )
+        remedy = "Connect to the primary: target_session_attrs=read-write finds it."
+        advice = f"Nothing can be enqueued or claimed here. {remedy}"
     elif info.server_version < _OLDEST:
         level, text, advice = "problem", f"{text}: too old", "Upgrade the server to 15 or newer."
     return Finding(name="connection", level=level, finding=text, advice=advice, details=details)

@@ -193,9 +193,8 @@ def _move(old: Node, home: Node, *, trial: bool = False) -> int:
     except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as error:
         if trial:
             return 0
-        hint = (
-            f"The list has changed, but the schedules on {old.name!r} have not moved: repeat it when both nodes answer"
-        )
+        stayed = f"The list has changed, but the schedules on {old.name!r} have not moved"
+        hint = f"{stayed}: repeat it when both nodes answer"
         raise QueueUnavailable(f"node {old.name!r} or {home.name!r}", unreached(error), hint=hint) from error
     except psycopg.Error as error:
         text = f"the schedules of node {old.name!r} cannot move to {home.name!r}: {unreached(error)}"

@@ -139,9 +139,8 @@ def _past(node: Node, look: dict[str, Any], known: tuple[Any, Any, Any]) -> Iter
         advice = "Start a worker or run `tallybook migrate --nodes`: both make its jobs claimable in this cluster."
         yield _finding(node, "cluster", "warning", "its schema was copied from another cluster", advice)
     if job is not None and (look["last_job_id"] or 0) < job:
-        text = (
-            f"its last job id was {job} at {at} and is {look['last_job_id']} now: it was restored from an older state"
-        )
+        before, now = f"its last job id was {job} at {at}", f"is {look['last_job_id']} now"
+        text = f"{before} and {now}: it was restored from an older state"
         advice = (
             f"Jobs and results after that state are lost. Before more jobs are enqueued, run: select "
             f"setval('tallybook.job_id', {job}); else ids are assigned twice. A standby that lagged causes this, too."

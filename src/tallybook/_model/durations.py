@@ -21,9 +21,7 @@ _UNITS = {  # microseconds each: exactly the spellings that PostgreSQL accepts
     604_800_000_000: "w week weeks",
 }
 _MICROSECONDS = {word: size for size, words in _UNITS.items() for word in words.split()}
-_PARTS = re.compile(
-    r"\s*(?:([0-9]+):([0-9]{2})(?::([0-9]{2}(?:\.[0-9]+)?))?|([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]+))"
-)
+_PART = re.compile(r"\s*(?:([0-9]+):([0-9]{2})(?::([0-9]{2}(?:\.[0-9]+)?))?|([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]+))")
 _ISO = re.compile(
     r"(-?)P(?:(-?[0-9]+)W)?(?:(-?[0-9]+)D)?"
     r"(?:T(?:(-?[0-9]+)H)?(?:(-?[0-9]+)M)?(?:(-?[0-9]+(?:\.[0-9]+)?)S)?)?"
@@ -62,7 +60,7 @@ def _microseconds(text: str) -> int:
         return _iso_microseconds(text.upper())
     total, at, lowered = Decimal(0), 0, text.lower()
     while at < len(lowered):
-        part = _PARTS.match(lowered, at)
+        part = _PART.match(lowered, at)
         if part is None:
             raise ValueError("not a duration" if re.search("[a-z:]", lowered) else "a duration needs a unit")
         at = part.end()
