@@ -229,7 +229,6 @@ def migrate(
 
 
 def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None], patient: bool) -> list[str]:
-    done: list[str] = []
     with conn.transaction():
         # Time-outs of a role must not apply here. Another migration holds no lock but this one: wait for it.
         conn.execute(
@@ -238,11 +237,9 @@ def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None]
         conn.execute(_NO_PROPAGATION)
         conn.execute(_LOCK)
         found = info(conn)
-        if found.version > found.expected:
-            if found.works:
-                return []
+        if found.version > found.expected and not found.works:
             raise SchemaTooNew(found.version, found.expected)
-        if found.current:
+        if found.version > found.expected or found.current:
             return []
         steps = [(f"migrations/{name}", text) for number, name, text in migrations() if number > found.version]
         if found.version:
@@ -251,12 +248,12 @@ def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None]
             take(conn, altered(text for _, text in steps), patient=patient)
         # Functions name one another in any order.
         texts = ["set local check_function_bodies = off;", *(text for _, text in routines())]
-        for name, text in [*steps, ("functions and views", "\n".join(texts))]:
+        steps.append(("functions and views", "\n".join(texts)))
+        for name, text in steps:
             on_step(name)
             conn.execute(aside(text).encode())
-            done.append(name)
         conn.execute(_recorded(node, first=found.version == 0).encode())
-    return done
+    return [name for name, _ in steps]
 
 
 def uninstall(conn: psycopg.Connection) -> bool:

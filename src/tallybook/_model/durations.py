@@ -27,6 +27,10 @@ _ISO = re.compile(
     r"(?:T(?:(-?[0-9]+)H)?(?:(-?[0-9]+)M)?(?:(-?[0-9]+(?:\.[0-9]+)?)S)?)?"
 )
 _ISO_SIZES = (604_800_000_000, 86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000)
+_WORDS = (
+    (86_400_000_000, "day", "days"), (3_600_000_000, "hour", "hours"), (60_000_000, "min", "min"),
+    (1_000_000, "s", "s"), (1_000, "ms", "ms"), (1, "us", "us"),
+)  # fmt: skip
 _EXAMPLES = "Write '30 s', '5 min', '1 hour 30 min', '2 days', or pass a timedelta"
 
 
@@ -84,14 +88,7 @@ def format_duration(duration: timedelta) -> str:
     rest = abs(duration // timedelta(microseconds=1))
     sign = "-" if duration < timedelta(0) else ""
     parts = []
-    for size, one, many in (
-        (86_400_000_000, "day", "days"),
-        (3_600_000_000, "hour", "hours"),
-        (60_000_000, "min", "min"),
-        (1_000_000, "s", "s"),
-        (1_000, "ms", "ms"),
-        (1, "us", "us"),
-    ):
+    for size, one, many in _WORDS:
         count, rest = divmod(rest, size)
         if count:
             parts.append(f"{sign}{count} {one if count == 1 else many}")
