@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import cache
 
 from tallybook._db.declared import Call, Declared
+from tallybook._model.durations import seconds_text
 from tallybook._model.outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
 
 Attempt = tuple[str, int, int]  # lease, job, attempt: the arguments of every end
@@ -117,10 +118,8 @@ def subject_end(outcome: SubjectOutcome, args: str | None, version: int) -> Subj
     match outcome:
         case Reschedule():
             run_at, run_in = outcome.run_at, outcome.run_in
-            when = {
-                "run_at": None if run_at is None else run_at.isoformat(),
-                "run_in": None if run_in is None else f"{run_in.total_seconds():.6f} s",
-            }
+            when = {"run_at": run_at.isoformat() if run_at else None}
+            when["run_in"] = None if run_in is None else seconds_text(run_in)
             return SubjectEnd("reschedule", {**when, **new_args}, outcome.delay)
         case Complete():
             return SubjectEnd("complete", new_args)
