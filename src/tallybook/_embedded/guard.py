@@ -98,15 +98,14 @@ class Guard:
         # The pipe shows its end a moment before the process can be reaped.
         return not self._is_silent and self._process.poll() is None
 
-    def start(self, argv: Sequence[str | os.PathLike[str]]) -> int:
-        """Start the server and return the postmaster's pid; it may not be ready yet, and may even end."""
+    def start(self, argv: Sequence[str | os.PathLike[str]]) -> None:
+        """Start the server, which may not be ready yet then, and may even end."""
         self._started = 0
         self._send("start", *argv)
         deadline = time.monotonic() + _SECONDS_TO_ANSWER
         while not self._started:
             if not self._listen(deadline - time.monotonic()):
                 raise EmbeddedError("the guard of the embedded server did not start it")
-        return self._started
 
     def exited(self, seconds: float = 0) -> bool:
         """Wait up to `seconds` for the server's end; return whether it has ended (or its guard, which ends it)."""
