@@ -19,7 +19,7 @@ from chaos.breaks import BREAKS
 from chaos.places import Place
 from chaos.proxy import Proxy
 from tallybook._db.migrate import migrate
-from tallybook._embedded.account import server_account
+from tallybook._embedded.directories import server_account
 from tallybook.embedded import EmbeddedError, Server, binaries
 
 DATABASE = "chaos"

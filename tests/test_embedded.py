@@ -25,8 +25,8 @@ import pytest
 from support.clusters import as_server
 from support.waiting import wait_until
 from tallybook import embedded
-from tallybook._embedded.account import server_account
 from tallybook._embedded.cluster import is_running, read_postmaster
+from tallybook._embedded.directories import server_account
 from tallybook._embedded.template import _fingerprint, environment
 from tallybook.embedded import Server, temporary_server
 

@@ -29,7 +29,7 @@ from support.paths import TESTS
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Reschedule, Snooze
 from tallybook._db import numbers as _numbers
-from tallybook._model.exposition import MOST, OTHERS
+from tallybook._db.numbers import MOST, OTHERS
 from tallybook._otel.metrics import Metrics
 from tallybook._otel.spans import Headers
 from tallybook.errors import ConfigError

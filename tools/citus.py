@@ -23,8 +23,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from tallybook._embedded.account import server_account
-from tallybook._embedded.directories import cache_directory, locked
+from tallybook._embedded.directories import cache_directory, locked, server_account
 from tallybook.embedded import Server, temporary_server
 
 WANTED = "CITUS_SOURCE, the tarball, or CITUS_BIN"

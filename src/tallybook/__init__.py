@@ -29,12 +29,11 @@ if TYPE_CHECKING:
         TraceEvent,
     )
     from tallybook._model.maintenance import AuditRow, Finding, HeldRange, RetentionInfo, ServiceInfo
-    from tallybook._model.outcome import Cancel, Dead, Snooze
+    from tallybook._model.outcome import Cancel, Complete, Dead, Drop, Kill, Reject, Reschedule, Snooze
     from tallybook._model.provider import Provider, Secret
     from tallybook._model.queue import QueueInfo, TopJob, Truncated
     from tallybook._model.rate import BreakerInfo, ConcurrencyInfo, RateInfo
     from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectPage, SubjectReport
-    from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
     from tallybook._worker.run.context import Context
 
 __version__ = "0.1.0"
@@ -56,12 +55,11 @@ _LATER = {
     "_model.maintenance": "AuditRow Finding HeldRange RetentionInfo ServiceInfo",
     "_model.job": "Job JobCall",
     "_model.job_info": "Cancelled DeadLetter JobDone JobInfo JobLine JobPage Reason Retried TraceEvent",
-    "_model.outcome": "Cancel Dead Snooze",
+    "_model.outcome": "Cancel Complete Dead Drop Kill Reject Reschedule Snooze",
     "_model.provider": "Provider Secret",
     "_model.queue": "QueueInfo TopJob Truncated",
     "_model.rate": "BreakerInfo ConcurrencyInfo RateInfo",
     "_model.subject": "Subject SubjectCall SubjectInfo SubjectPage SubjectReport",
-    "_model.subject_outcome": "Complete Drop Kill Reject Reschedule",
     "_worker.run.context": "Context",
 }
 """Optional names are imported on first access: most programs use few of them."""

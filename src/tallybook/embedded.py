@@ -36,11 +36,10 @@ if sys.platform == "win32":
 import psycopg
 from psycopg import sql
 
-from ._embedded.account import Account, server_account
+from ._embedded import EmbeddedBusy, EmbeddedError, EmbeddedStartFailed, EmbeddedUnavailable
 from ._embedded.binaries import binaries, default_version, installed_versions
 from ._embedded.cluster import Cluster, Postmaster, is_running
-from ._embedded.directories import RunDirectory
-from ._embedded.errors import EmbeddedBusy, EmbeddedError, EmbeddedStartFailed, EmbeddedUnavailable
+from ._embedded.directories import Account, RunDirectory, server_account
 from ._embedded.guard import NOT_DURABLE, Guard, Setting, checked, command_line
 from ._embedded.template import SUPERUSER, reachable_binaries
 
@@ -161,7 +160,7 @@ class Server:
         try:
             self._launch(programs, deadline)
         except BaseException:
-            self._stop("immediate", 0)
+            self.stop("immediate", timeout=0)
             raise
         return self
 
@@ -173,7 +172,9 @@ class Server:
         """
         if mode not in ("fast", "immediate"):
             raise ValueError(f"mode must be 'fast' or 'immediate', not {mode!r}")
-        self._stop(mode, timeout)
+        if self._guard is not None and not self._guard.exited():
+            self._guard.stop(mode, timeout)
+        self._let_go()
 
     def kill(self) -> None:
         """Kill the postmaster and all of its processes with SIGKILL, and return when they have ended.
@@ -223,9 +224,8 @@ class Server:
                     probe.bind(("127.0.0.1", 0))
                     self._port = probe.getsockname()[1]
             data = self.data_dir.resolve()
-            self._guard.start(
-                command_line(programs, data, self.settings, sockets=self._sockets, port=self._port, tcp=self._tcp)
-            )
+            line = command_line(programs, data, self.settings, sockets=self._sockets, port=self._port, tcp=self._tcp)
+            self._guard.start(line)
             if self._becomes_ready(deadline):
                 break
             tail = _tail(self.log_path, log_start)
@@ -255,11 +255,6 @@ class Server:
             secret = conn.pgconn.encrypt_password(self._password.encode(), SUPERUSER.encode(), b"scram-sha-256")
             statement = sql.SQL("alter role {} password {}")
             conn.execute(statement.format(sql.Identifier(SUPERUSER), sql.Literal(secret.decode())))
-
-    def _stop(self, mode: str, timeout: float) -> None:
-        if self._guard is not None and not self._guard.exited():
-            self._guard.stop(mode, timeout)
-        self._let_go()
 
     def _let_go(self) -> None:
         """Release a server that has ended or was attached, and its guard."""
@@ -318,8 +313,8 @@ def temporary_server(
         server.stop("immediate")
 
 
-def _tail(path: Path, start: int, lines: int = 20) -> str:
+def _tail(path: Path, start: int) -> str:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - 20_000))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-20:])

@@ -70,11 +70,9 @@ class TallybookError(Exception):
     hint: str | None = None
 
     def __init__(self, message: str, *, detail: str | None = None, hint: str | None = None) -> None:
-        super().__init__(_sentence(message, detail, hint))
-        if detail:
-            self.detail = detail
-        if hint:
-            self.hint = hint
+        parts = [part.strip().removesuffix(".") for part in (message, detail, hint) if part and part.strip()]
+        super().__init__(". ".join(parts) + ("." if len(parts) > 1 and parts[-1][-1] not in "?!" else ""))
+        self.detail, self.hint = detail or None, hint or None
 
     @classmethod
     def of_server(cls, sqlstate: str, message: str, detail: str | None, hint: str | None) -> Self:
@@ -94,11 +92,6 @@ def _rebuild(cls: type[TallybookError], args: tuple[object, ...], data: dict[str
     error.args = args
     error.__dict__.update(data)
     return error
-
-
-def _sentence(message: str, detail: str | None, hint: str | None) -> str:
-    parts = [part.strip().removesuffix(".") for part in (message, detail, hint) if part and part.strip()]
-    return ". ".join(parts) + ("." if len(parts) > 1 and parts[-1][-1] not in "?!" else "")
 
 
 class PayloadError(TallybookError, ValueError):
@@ -133,7 +126,11 @@ class ConfigError(TallybookError, ValueError):
     """An option or a setting (`option`) has a wrong `value`; `reason` explains why."""
 
     def __init__(self, option: str, value: object, reason: str, *, hint: str | None = None) -> None:
-        super().__init__(f"{option}: {_shown(value)}: {reason}", hint=hint)
+        try:
+            text = f"{value.total_seconds():g} s" if isinstance(value, timedelta) else repr(value)
+        except Exception:  # `__repr__` of any class
+            text = f"<{type(value).__name__}>"
+        super().__init__(f"{option}: {text if len(text) <= 100 else text[:97] + '...'}: {reason}", hint=hint)
         self.option, self.value, self.reason = option, value, reason
 
 
@@ -145,14 +142,6 @@ class ExpressionError(ConfigError):
     ) -> None:
         super().__init__(option, value, reason, hint=hint)
         self.field = field
-
-
-def _shown(value: object) -> str:
-    try:
-        text = f"{value.total_seconds():g} s" if isinstance(value, timedelta) else repr(value)
-    except Exception:
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= 100 else text[:97] + "..."
 
 
 class InvalidArgument(TallybookError, ValueError):
@@ -517,15 +506,9 @@ class SchemaBusy(SchemaError):
 
 
 _BY_SQLSTATE: dict[str, type[TallybookError]] = {
-    "TB001": LeaseLost,
-    "TB002": UnknownJob,
-    "TB003": WrongIsolationLevel,
-    "TB004": ForeignCursor,
-    "TB005": InvalidArgument,
-    "TB006": WorkerEnded,
-    "TB007": SchemaError,
-    "TB008": KeyTaken,
-}
+    "TB001": LeaseLost, "TB002": UnknownJob, "TB003": WrongIsolationLevel, "TB004": ForeignCursor,
+    "TB005": InvalidArgument, "TB006": WorkerEnded, "TB007": SchemaError, "TB008": KeyTaken,
+}  # fmt: skip
 
 
 def from_sqlstate(sqlstate: str, message: str, detail: str | None, hint: str | None) -> TallybookError | None:

@@ -34,6 +34,7 @@ from tallybook._db.declared import Call
 from tallybook._db.link import dsn_for_people
 from tallybook._db.migrate import migrate
 from tallybook._db.policy import unreached
+from tallybook._db.source import in_loop
 from tallybook._db.verb import AsyncConn, SyncConn, run, run_sync
 from tallybook._model.job_info import JobInfo
 from tallybook._model.payload import encode
@@ -156,12 +157,10 @@ def drain(
 
         assert drain(app, dsn=tallybook_dsn).completed == 1
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        options: dict[str, Any] = {"queues": queues, "max_jobs": max_jobs, "max_seconds": max_seconds}
-        return asyncio.run(drain_async(app, dsn=dsn, raise_on_failure=raise_on_failure, **options))
-    raise RuntimeError("drain() was called in a running event loop: write `await drain_async(...)` there")
+    if in_loop():
+        raise RuntimeError("drain() was called in a running event loop: write `await drain_async(...)` there")
+    options: dict[str, Any] = {"queues": queues, "max_jobs": max_jobs, "max_seconds": max_seconds}
+    return asyncio.run(drain_async(app, dsn=dsn, raise_on_failure=raise_on_failure, **options))
 
 
 async def drain_async(

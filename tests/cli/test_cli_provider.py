@@ -8,7 +8,7 @@ import pytest
 
 from support.cli import invoke
 from tallybook import App
-from tallybook._model.keyring import new_key
+from tallybook._model.provider import new_key
 
 CANARY = "sk-canary-4711"
 

@@ -9,7 +9,7 @@ from support.cli import invoke
 from support.database import UNREACHABLE
 from support.fleet import Fleet
 from tallybook import App
-from tallybook._model.keyring import new_key
+from tallybook._model.provider import new_key
 
 
 class Shop:

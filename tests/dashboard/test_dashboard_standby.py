@@ -13,7 +13,7 @@ from support.dashboard import visiting, walk
 from support.database import one
 from support.waiting import wait_until
 from tallybook import App
-from tallybook._db.standby import Standby
+from tallybook._db.pooler import Standby
 from tallybook.embedded import Server
 from tallybook.errors import ConfigError
 from tallybook.web import dashboard

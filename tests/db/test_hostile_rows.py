@@ -17,7 +17,7 @@ from support.database import Connection
 from support.operator_client import OTHER, SECRET, client
 from tallybook import App
 from tallybook._cli import cli
-from tallybook._db.stored import _shallow, loads
+from tallybook._db.texts import _shallow, loads
 from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.web import Key, operator_api
 

@@ -76,7 +76,7 @@ def test_one_table_only() -> None:
         "pooler.py",
         "policy.py",
         "errors.py",
-        "kinds.py",
+        "sync.py",
         "link.py",
         "heartbeat.py",
         "exactly_once.py",

@@ -19,7 +19,7 @@ from support.roles import house
 from support.workers import Jobs, eventually, working
 from tallybook import App, Context
 from tallybook._cli import cli
-from tallybook._model.exposition import METRICS
+from tallybook._db.numbers import METRICS
 from tallybook._worker.settings import WorkerSettings
 
 PAGE = text("docs/running.md")

@@ -13,7 +13,7 @@ from support.cli import invoke
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, ServiceInfo
 from tallybook._db.link import Link
-from tallybook._maintenance.promote import Promoter
+from tallybook._maintenance.services import Promoter
 from tallybook._worker.claim import claimer as claimer_module
 from tallybook._worker.claim.claimer import Claimer
 from tallybook.errors import ConfigError, InvalidArgument

@@ -1,4 +1,4 @@
-"""Outcomes of handlers (outcome.py, subject_outcome.py), and the subject that a handler reads (subject.py)."""
+"""Outcomes of handlers (outcome.py), and the subject that a handler reads (subject.py)."""
 
 import contextlib
 import pickle

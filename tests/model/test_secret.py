@@ -1,4 +1,4 @@
-"""Secrets: shown only to code that asks (_model/provider.py); keys, encryption, private files (_model/keyring.py)."""
+"""Secrets (_model/provider.py): shown only to code that asks; keys, encryption, private files."""
 
 import base64
 import copy
@@ -19,10 +19,9 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tallybook import Provider, Secret
-from tallybook._model import keyring as module
-from tallybook._model.keyring import LONGEST, Keyring, Place, Sealed, new_key, parse_keys
+from tallybook._model import provider as module
 from tallybook._model.payload import encode
-from tallybook._model.private_file import open_to_others
+from tallybook._model.provider import LONGEST, Keyring, Place, Sealed, new_key, open_to_others, parse_keys
 from tallybook.errors import ConfigError, NotSupported, PayloadError, SecretError
 from tallybook.extra.providers.steps import KeySource
 

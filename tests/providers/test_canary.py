@@ -22,7 +22,7 @@ from support.waiting import wait_until
 from tallybook import App
 from tallybook._cli import cli
 from tallybook._db.migrate import migrate
-from tallybook._model.keyring import new_key
+from tallybook._model.provider import new_key
 
 CANARY, FORMER, MOVED = "sk-canary/4711+ä", "sk-former/0815", "sk-moved/2342"
 CONTROL = "may-be-seen-2342"

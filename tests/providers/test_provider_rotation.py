@@ -11,10 +11,10 @@ import pytest
 from support.workers import SLEEPY, eventually, working
 from tallybook import App, Context, Secret
 from tallybook._db import sync
-from tallybook._db.both import done
 from tallybook._db.declared import Call
+from tallybook._db.sync import done
 from tallybook._db.verb import drive
-from tallybook._model.keyring import new_key
+from tallybook._model.provider import new_key
 from tallybook.extra.providers import Providers, steps
 from tallybook.extra.providers.steps import KeySource
 

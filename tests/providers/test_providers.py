@@ -8,7 +8,7 @@ import pytest
 
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Cancel, Context, Provider, Secret
-from tallybook._model.keyring import new_key
+from tallybook._model.provider import new_key
 from tallybook.errors import ConfigError, InvalidArgument, NotSupported, SecretError, UnknownProvider
 from tallybook.extra.providers import Providers
 

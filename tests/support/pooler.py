@@ -14,7 +14,7 @@ from typing import Self
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tallybook._embedded.account import server_account
+from tallybook._embedded.directories import server_account
 
 PACKAGE = "Debian package pgbouncer"
 _PORT = 6432

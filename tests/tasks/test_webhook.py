@@ -18,8 +18,7 @@ from support.pages import blocks, project, python, section, statements, table
 from support.pages import words as in_backticks
 from support.paths import ROOT
 from tallybook import App, Constant
-from tallybook._model.keyring import new_key
-from tallybook._model.provider import Secret
+from tallybook._model.provider import Secret, new_key
 from tallybook.extra.tasks import email, http, new_signing_secret, notification, sms, webhook
 from tallybook.testing import drain, travel
 

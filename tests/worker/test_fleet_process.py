@@ -15,7 +15,7 @@ from support.fleet import Fleet as Nodes
 from support.fleet_app import TABLES
 from support.waiting import wait_until
 from support.worker_process import PYTHONPATH
-from tallybook._embedded.account import server_account
+from tallybook._embedded.directories import server_account
 from tallybook.embedded import Server, temporary_server
 
 RAN = "select attempt, pid from ran order by attempt"

@@ -20,7 +20,7 @@ from support.waiting import wait_until
 from support.workers import QUICK, SLEEPY, Jobs, ask, eventually, working
 from tallybook import App, Constant, __version__
 from tallybook._db import numbers as _numbers
-from tallybook._model.exposition import COLUMNS, METRICS, MOST, OTHERS, Numbers, Shown, of_the_database, text
+from tallybook._db.numbers import COLUMNS, METRICS, MOST, OTHERS, Numbers, Shown, of_the_database, text
 from tallybook._worker.life import telemetry
 from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import WorkerSettings

@@ -20,8 +20,7 @@ from tallybook._db.verb import AsyncConn, SyncConn, Verb, on_job, run, run_sync,
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.durations import parse_duration
 from tallybook._model.job import Job, JobCall, checked_reason, job_id, with_follow_up
-from tallybook._model.mistakes import OF_APP
-from tallybook._model.options import check_name
+from tallybook._model.options import OF_APP, check_name
 from tallybook._task import BoundTask
 from tallybook._task import Task as _Task
 from tallybook._task.task import Owner

@@ -9,8 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar
 
 from tallybook._model.backoff import Backoff, NoRetry, Retry, as_policy, checked_no_retry
-from tallybook._model.contract import Contract
-from tallybook._model.execution import Exclusive, Execution
+from tallybook._model.contract import Contract, Exclusive, Execution
 from tallybook._model.options import Options, check_name
 from tallybook._task import Task
 from tallybook.errors import ConfigError

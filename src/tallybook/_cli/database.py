@@ -26,9 +26,9 @@ from tallybook._db.driver import Connection, Error, OperationalError
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.nodes import Answer, Node, asked, nodes, numbered, of_job
 from tallybook._db.policy import backoff, is_final
+from tallybook._db.pooler import LAG, Standby
 from tallybook._db.source import Source
-from tallybook._db.standby import LAG, Standby
-from tallybook._db.stored import READER, loads
+from tallybook._db.texts import READER, loads
 from tallybook._model import merged
 from tallybook.errors import (
     QueueUnavailable,

@@ -20,7 +20,7 @@ from tallybook._db.declared import Call
 from tallybook._db.driver import Rollback
 from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
 from tallybook._db.node_source import unknown
-from tallybook._db.stored import loads
+from tallybook._db.texts import loads
 from tallybook._model.job_info import Cancelled, JobInfo, TraceEvent
 from tallybook._model.merged import Part, Row, goes_on, merged, places
 from tallybook.errors import InvalidArgument, TallybookError

@@ -16,8 +16,8 @@ from tallybook._db import history as verbs
 from tallybook._db import migrate as schema
 from tallybook._db import nodes
 from tallybook._db import roles as database
-from tallybook._db.schema import is_installed
-from tallybook._maintenance.rebase import rebase
+from tallybook._db.migrate import is_installed
+from tallybook._maintenance.services import rebase
 from tallybook._model.durations import format_duration
 from tallybook._model.maintenance import AuditRow, HeldRange, RetentionInfo, ServiceInfo
 

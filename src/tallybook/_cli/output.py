@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from tallybook._db.stored import loads
+from tallybook._db.texts import loads
 from tallybook._model.durations import format_duration
 
 if TYPE_CHECKING:

@@ -19,12 +19,11 @@ from tallybook._cli.database import Db, each
 from tallybook._cli.errors import Problem
 from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, print_rows
 from tallybook._db import providers as calls
-from tallybook._db.both import done
 from tallybook._db.providers import Listed
+from tallybook._db.sync import done
 from tallybook._db.verb import Steps, drive
-from tallybook._model.keyring import new_key
 from tallybook._model.options import check_name
-from tallybook._model.provider import Secret
+from tallybook._model.provider import Secret, new_key
 from tallybook.errors import UnknownProvider
 from tallybook.extra.providers import steps
 from tallybook.extra.providers.steps import KeySource, Tested

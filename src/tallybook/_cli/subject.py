@@ -22,8 +22,8 @@ from tallybook._cli.errors import Problem
 from tallybook._cli.job import value_of, when
 from tallybook._cli.output import Columns, clean, json_safe, local, print_json, print_pairs, print_rows, row_json, short
 from tallybook._db import subjects
-from tallybook._db.stored import loads
 from tallybook._db.subjects import LISTED, NAMED, STATES
+from tallybook._db.texts import loads
 from tallybook._model.options import Options
 from tallybook._model.payload import encode
 from tallybook._model.subject import SubjectCall, SubjectReport, check_subject

@@ -10,7 +10,7 @@ from tallybook._cli.common import command, listing
 from tallybook._cli.database import Db
 from tallybook._cli.loading import load_app
 from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, yes_no
-from tallybook._db.stored import loads
+from tallybook._db.texts import loads
 from tallybook.errors import UnknownTask
 
 # Unregistered tasks that a worker serves (in another language, an older release) are listed, too.

@@ -4,8 +4,6 @@ A call that may hang would block one of asyncio's few threads. Its own thread ke
 alive. A caller that stops waiting cancels and leaves it behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import threading
@@ -17,8 +15,8 @@ T = TypeVar("T")
 _CANCEL_AGAIN = 1.0
 
 
-async def aside(call: Callable[..., T], *args: Any) -> T:
-    """Return the call's result, or raise its error, from a daemon thread with a copy of this context."""
+def daemon(call: Callable[..., T], *args: Any, name: str = "tallybook-aside") -> Future[T]:
+    """Run the call in a daemon thread, with a copy of this context."""
     answer: Future[T] = Future()
     answer.set_running_or_notify_cancel()
     context = contextvars.copy_context()
@@ -29,8 +27,13 @@ async def aside(call: Callable[..., T], *args: Any) -> T:
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=run, name="tallybook-aside", daemon=True).start()
-    return await asyncio.wrap_future(answer)
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer
+
+
+async def aside(call: Callable[..., T], *args: Any) -> T:
+    """Return the call's result, or raise its error, from a daemon thread with a copy of this context."""
+    return await asyncio.wrap_future(daemon(call, *args))
 
 
 async def end(tasks: Iterable[asyncio.Future[Any]]) -> None:

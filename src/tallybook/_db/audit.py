@@ -10,6 +10,7 @@ from tallybook._model.maintenance import AuditRow
 from tallybook._model.options import text_problem, whole
 from tallybook.errors import ConfigError
 
+Details = Mapping[str, object] | None
 Taken = Literal["fresh", "used", "late", "early"]
 
 _ADD = Declared("audit_add(actor text, via text, action text, target jsonb, done jsonb) -> bigint")
@@ -30,13 +31,7 @@ _OF_ACTOR, _OF_ACTION = (
 )
 
 
-def add(
-    actor: str,
-    via: str,
-    action: str,
-    target: Mapping[str, object] | None = None,
-    done: Mapping[str, object] | None = None,
-) -> Call[int]:
+def add(actor: str, via: str, action: str, target: Details = None, done: Details = None) -> Call[int]:
     """Record a change; returns the row's id."""
     target_text, done_text = json.dumps(dict(target or {})), json.dumps(dict(done or {}))
     return _ADD.call(int, actor=actor, via=via, action=action, target=target_text, done=done_text)

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import known, quoted, record, text_array
+from tallybook._db.texts import known, loads, quoted, record, text_array
 from tallybook._model.job import Job, JobCall, arranged
 from tallybook._model.options import Options
 from tallybook.errors import UnknownJob, UnknownQueue
@@ -80,12 +79,12 @@ def enqueue_many(jobs: Sequence[JobCall]) -> Call[list[Job]]:
         for column, text in _columns(shared):
             if text is not None:
                 params[column] = "{" + ",".join([quoted(text)] * len(jobs)) + "}"
-        return Call("enqueue_many", _ENQUEUE_MANY.sql, params, _jobs)
-    rows = {id(job.options): _columns(job.options) for job in jobs}
-    for at, (column, _) in enumerate(_columns(shared)):
-        texts = [rows[id(job.options)][at][1] for job in jobs]
-        if any(text is not None for text in texts):
-            params[column] = text_array(texts)
+    else:
+        rows = {id(job.options): _columns(job.options) for job in jobs}
+        for at, (column, _) in enumerate(_columns(shared)):
+            texts = [rows[id(job.options)][at][1] for job in jobs]
+            if any(text is not None for text in texts):
+                params[column] = text_array(texts)
     return Call("enqueue_many", _ENQUEUE_MANY.sql, params, _jobs)
 
 
@@ -105,8 +104,7 @@ def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
     )
 
 
-FAILED = "failed"
-"""The parameter of a task that receives the parents that did not complete."""
+FAILED = "failed"  # the parameter of a task that receives the parents that did not complete
 
 _PARENTS = "afters text[], on_parents text[], failed_as text[]"
 _FAN_OUT = Declared(f"fan_out({JOBS}, {_PARENTS}) -> row (job_ids bigint[], created boolean[])", run_ats=RUN_ATS)
@@ -125,23 +123,23 @@ def put_many(jobs: Sequence[JobCall], takes_failed: Callable[[str], bool]) -> Ca
     """Enqueue many jobs; without parents as enqueue_many. `takes_failed` gets a task's name."""
     if not any(job.options.after for job in jobs):
         return enqueue_many(jobs)
-    found = arranged(jobs)
-    many = enqueue_many(found.jobs)
-    on = [job.options.on_parent or "completed" if job.options.after else None for job in found.jobs]
+    jobs, parents, places = arranged(jobs)
+    many = enqueue_many(jobs)
+    on = [job.options.on_parent or "completed" if job.options.after else None for job in jobs]
     failed = [
         FAILED if said == "any" and takes_failed(job.task) and FAILED not in json.loads(job.args) else None
-        for said, job in zip(on, found.jobs, strict=True)
+        for said, job in zip(on, jobs, strict=True)
     ]
     params = {
         **many.params,
-        "afters": text_array(["{" + ",".join(map(str, ids)) + "}" if ids else None for ids in found.parents]),
+        "afters": text_array(["{" + ",".join(map(str, ids)) + "}" if ids else None for ids in parents]),
         "on_parents": text_array(on),
         "failed_as": text_array(failed),
     }
 
     def as_given(report: str) -> list[Job]:
         put = many.row(report)
-        return [put[place] for place in found.places]
+        return [put[place] for place in places]
 
     return Call("enqueue_many", _FAN_OUT.sql, params, as_given)  # for exactly_once, the same verb
 

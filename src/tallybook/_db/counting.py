@@ -3,8 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import at, duration, records
+from tallybook._db.texts import at, duration, loads, records
 from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
 from tallybook._model.options import check_name
 from tallybook.errors import InvalidArgument

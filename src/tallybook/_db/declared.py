@@ -20,8 +20,6 @@ A worker has its own psycopg connections: `CANCEL.worker` is a statement with `%
 tests/db/test_declared.py compares each declaration with pg_proc.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,8 +44,7 @@ class Call(Generic[T]):
     sql: str
     params: Mapping[str, str | None]
     row: Callable[[Any], T]
-    unknown: type[TallybookError] = UnknownJob
-    """The meaning of TB002 here: no such job, or no such queue."""
+    unknown: type[TallybookError] = UnknownJob  # the meaning of TB002 here: no such job, or no such queue
 
 
 _SIGNATURE = re.compile(
@@ -157,17 +154,9 @@ class Simple(Declared, Generic[T]):
     """
 
     def __init__(
-        self,
-        signature: str,
-        row: Callable[[Any], T],
-        /,
-        *,
-        names: Mapping[str, tuple[str, int]] = {},
-        verb: str | None = None,
-        unknown: type[TallybookError] = UnknownJob,
-        **sent: str,
+        self, signature: str, row: Callable[[Any], T], /, *, names: Mapping[str, tuple[str, int]] = {}, **declared: Any
     ) -> None:
-        super().__init__(signature, verb=verb, unknown=unknown, **sent)
+        super().__init__(signature, **declared)
         self._row, self._names = row, names
 
     def __call__(self, *values: Value) -> Call[T]:

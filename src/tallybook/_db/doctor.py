@@ -19,7 +19,6 @@ from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.nodes import foreign_ids
 from tallybook._db.policy import first_line
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler
-from tallybook._db.schema import verdict
 from tallybook._model.maintenance import Finding
 from tallybook.errors import QueueUnavailable
 
@@ -77,18 +76,16 @@ def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], 
             found = look(conn)
             return found if isinstance(found, list) else [found]
     except psycopg.errors.QueryCanceled:
-        text = f"could not be checked within {patience.total_seconds():g} s"
-        level, advice = "note", "The server is busy, or something holds a lock. Run it again."
+        level, text = "note", f"could not be checked within {patience.total_seconds():g} s"
+        advice = "The server is busy, or something holds a lock. Run it again."
     except psycopg.Error as error:
         level, text = "note", f"could not be checked: {first_line(error)}"
+        advice = "Run it again. If it fails again, see the check schema."
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            level = "warning"
-            advice = "Run it as a user with the role operator, or the owner of the schema."
+            level, advice = "warning", "Run it as a user with the role operator, or the owner of the schema."
         elif conn.closed:
             level, text = "problem", f"the connection was lost: {first_line(error)}"
             advice = "Check whether the server is running, and read its log."
-        else:
-            advice = "Run it again. If it fails again, see the check schema."
     return [Finding(name=name, level=level, finding=text, advice=advice)]
 
 
@@ -110,9 +107,8 @@ def _connection(conn: Conn) -> Finding:
     level, advice = "ok", None
     if standby:
         level, text = "problem", f"{text}: a standby"
-        advice = (
-            "Nothing can be enqueued or claimed here. Connect to the primary: target_session_attrs=read-write finds it."
-        )
+        remedy = "Connect to the primary: target_session_attrs=read-write finds it."
+        advice = f"Nothing can be enqueued or claimed here. {remedy}"
     elif info.server_version < _OLDEST:
         level, text, advice = "problem", f"{text}: too old", "Upgrade the server to 15 or newer."
     return Finding(name="connection", level=level, finding=text, advice=advice, details=details)
@@ -128,7 +124,7 @@ def _schema(conn: Conn) -> Finding:
     }
     shown = f"version {found.version}, and this program has {found.expected}"
     level, text, advice = "ok", f"version {found.version}, up to date", None
-    if error := verdict(found.version, found.works_from, found.expected, conn.info.dbname):
+    if error := migrate.verdict(found.version, found.works_from, found.expected, conn.info.dbname):
         level, text, advice = "problem", f"{shown}: they are incompatible", "Run `tallybook migrate`."
         if found.version == 0:
             text = "there is no schema tallybook in this database"

@@ -6,10 +6,10 @@ from datetime import timedelta
 from functools import cache
 
 from tallybook._db.declared import Call, Declared
-from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
+from tallybook._model.durations import seconds_text
+from tallybook._model.outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
 
-Attempt = tuple[str, int, int]
-"""Lease, job, attempt: the arguments of every end."""
+Attempt = tuple[str, int, int]  # lease, job, attempt: the arguments of every end
 
 ATTEMPT = "lease uuid, job_id bigint, attempt int"
 AS_ARRAYS = {"leases": "array[{lease:uuid}]", "job_ids": "array[{job_id:bigint}]", "attempts": "array[{attempt:int}]"}
@@ -45,10 +45,7 @@ def named(attempt: Attempt) -> dict[str, str]:
 
 
 def atomic(verb: Declared, attempt: Attempt, **values: str | int | None) -> Call[str]:
-    """End an attempt in an atomic task's transaction; "left" if the handler has left it: no other may be used.
-
-    Else the answer of the verb: scheduled, available, cancelled, dead, completed or refused.
-    """
+    """End an attempt in an atomic task's transaction. "left": the handler has left it; no other may be used."""
     return replace(verb.call(str, **named(attempt), **values), sql=_unless_left(verb))
 
 
@@ -121,10 +118,8 @@ def subject_end(outcome: SubjectOutcome, args: str | None, version: int) -> Subj
     match outcome:
         case Reschedule():
             run_at, run_in = outcome.run_at, outcome.run_in
-            when = {
-                "run_at": None if run_at is None else run_at.isoformat(),
-                "run_in": None if run_in is None else f"{run_in.total_seconds():.6f} s",
-            }
+            when = {"run_at": run_at.isoformat() if run_at else None}
+            when["run_in"] = None if run_in is None else seconds_text(run_in)
             return SubjectEnd("reschedule", {**when, **new_args}, outcome.delay)
         case Complete():
             return SubjectEnd("complete", new_args)

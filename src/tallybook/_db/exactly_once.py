@@ -16,16 +16,13 @@ from typing import Any, Generic
 import psycopg
 from psycopg.rows import tuple_row
 
-from tallybook._db.both import got
 from tallybook._db.declared import Call, Declared, T
-from tallybook._db.kinds import refusal
 from tallybook._db.policy import Action, action_for, backoff, first_line
-from tallybook._db.sync import run_on
+from tallybook._db.sync import got, refusal, run_on
 from tallybook._model.job import Job
 from tallybook.errors import CommitUnknown, QueueUnavailable
 
-PATIENCE = 10.0
-"""Seconds for which a verb is retried before its caller gets an error."""
+PATIENCE = 10.0  # seconds for which a verb is retried before its caller gets an error
 _CONTENTIONS = 3
 _ENQUEUES = ("enqueue", "enqueue_many")
 _TWICE = (
@@ -45,8 +42,7 @@ class _Saying(Generic[T]):
         self.call = call
         self.server = server
         self.enqueues = call.verb in _ENQUEUES
-        self.mark: list[str] | None = None
-        """Transaction number and time, set before the COMMIT is sent."""
+        self.mark: list[str] | None = None  # transaction number and time, set before the COMMIT is sent
         self.said: Any = None
         self.committing = False
         self.sent = False
@@ -67,15 +63,12 @@ class _Saying(Generic[T]):
             action = action_for(error)
         lost = action in (Action.RECONNECT, Action.WAIT)
         over = time.monotonic() > self._until or (action is Action.AGAIN and self._failures >= _CONTENTIONS)
-        if lost and self.sent and not self.enqueues and self.call.verb not in _TWICE:
+        unsafe = lost and self.sent and not self.enqueues and self.call.verb not in _TWICE
+        if unsafe or (self.committing and (over or action is Action.CALLER)):
             raise CommitUnknown(self.call.verb, self.server) from error
-        if self.committing and (over or action is Action.CALLER):
-            raise CommitUnknown(self.call.verb, self.server) from error
-        if isinstance(error, QueueUnavailable) and (over or not lost):
-            raise error
-        if lost and over:
+        if lost and over and not isinstance(error, QueueUnavailable):
             raise QueueUnavailable(self.server, first_line(error)) from error
-        if not lost and (over or action is not Action.AGAIN):
+        if over or not (lost or action is Action.AGAIN):
             raise error
         self._failures += 1
         return min(backoff(self._failures - 1), 1.0)
@@ -84,10 +77,7 @@ class _Saying(Generic[T]):
 async def run(
     connection: Callable[[], AbstractAsyncContextManager[Any]], call: Call[T], server: str, *, sync: bool = False
 ) -> T:
-    """Return the result of `call`, run once; `sync`: without waiting, see both.py.
-
-    Raises QueueUnavailable, CommitUnknown; otherwise as sync.run_on.
-    """
+    """Return the result of `call`, run once; `sync`: without waiting. Raises QueueUnavailable or CommitUnknown."""
     saying = _Saying(call, server)
     while True:
         try:

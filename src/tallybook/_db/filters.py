@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import checked, known, moment, record, records
+from tallybook._db.texts import checked, known, loads, moment, record, records
 from tallybook._model.job_info import Cancelled, DeadLetter, Retried
 from tallybook._model.options import whole
 from tallybook._model.payload import encode

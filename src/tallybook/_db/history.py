@@ -1,8 +1,7 @@
 """The verbs over history and services, as pure values."""
 
 from tallybook._db.declared import Call, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import record, records
+from tallybook._db.texts import loads, record, records
 from tallybook._model.maintenance import HeldRange, RetentionInfo, ServiceInfo
 
 _RETENTIONS = """\

@@ -7,15 +7,13 @@ from datetime import datetime
 from typing import Any
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import checked, instant, moment, record, records, some_of, text_array
+from tallybook._db.texts import checked, instant, loads, moment, record, records, some_of, text_array
 from tallybook._model.job_info import JobDone, JobLine, JobPage, Reason, TraceEvent
 from tallybook._model.options import check_name, checked_links, whole
 from tallybook.errors import ConfigError, InvalidArgument
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")
-MOST = 1000
-"""The maximum of jobs per page, and per call that changes them."""
+MOST = 1000  # the maximum of jobs per page, and per call that changes them
 LOOKED = 50_000
 
 JOBS = Declared("""

@@ -2,22 +2,29 @@
 
 All verbs of a worker may run twice (they name the lease). So a statement that fails with its connection is sent again
 on a new one, without a time limit. policy.py classifies the errors.
+
+An answer has a time limit, for peers that are silent but not gone: TCP's own time-outs (CONNECT) do not detect a proxy,
+a pooler or a NAT that keeps the socket but drops its data. Cancelling the waiting coroutine would not help either:
+psycopg then asks the server over another connection to cancel the statement, and waits for that. So the socket is shut
+down, as if the peer had done it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 
 from tallybook._db.aside import aside
-from tallybook._db.kinds import refusal
 from tallybook._db.policy import Action, Outage, action_for, backoff, first_line, is_final, is_gone
-from tallybook._db.socket_timeout import NoAnswer, SocketTimeout, cut
+from tallybook._db.sync import refusal
 from tallybook.errors import QueueUnavailable
 
 T = TypeVar("T")
@@ -25,14 +32,9 @@ log = logging.getLogger("tallybook.db")
 
 # Keepalives find a dead peer in about 25 s when nothing is sent, tcp_user_timeout in 15 s when something is.
 CONNECT: dict[str, Any] = {
-    "autocommit": True,
-    "client_encoding": "utf8",
-    "connect_timeout": 10,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 15_000,
-}
+    "autocommit": True, "client_encoding": "utf8", "connect_timeout": 10, "keepalives_idle": 10,
+    "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 15_000,
+}  # fmt: skip
 
 # Settings of a role or a database that would break a worker's statements. If the session is not the one that this
 # connection opened, nothing is set and no row is returned: see pooler.py.
@@ -65,6 +67,65 @@ def dsn_for_people(dsn: str) -> str:
     return shown or "the server of the PG* variables"
 
 
+class NoAnswer(psycopg.OperationalError):
+    """The peer was silent for too long; the connection was cut."""
+
+
+def cut(conn: Any) -> None:
+    """Shut down both directions of this connection's socket; waiting calls find it closed."""
+    with suppress(psycopg.Error, OSError, ValueError), socket.socket(fileno=os.dup(conn.pgconn.socket)) as same:
+        same.shutdown(socket.SHUT_RDWR)
+
+
+class _Limit:
+    __slots__ = ("_conn", "_seconds", "_timer", "passed")
+
+    _timer: asyncio.TimerHandle | threading.Timer
+
+    def __init__(self, conn: Any, seconds: float) -> None:
+        self._conn = conn
+        self._seconds = seconds
+        self.passed = False
+
+    def _cut(self) -> None:
+        self.passed = True
+        cut(self._conn)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._timer.cancel()
+        if self.passed and isinstance(error, psycopg.Error | OSError):
+            raise NoAnswer(f"no answer within {self._seconds:g} s") from error
+
+
+class SocketTimeout(_Limit):
+    """`with SocketTimeout(conn, 5.0): await ...`: cut the connection after the given seconds, and raise NoAnswer."""
+
+    __slots__ = ("_due",)
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + self._seconds
+        self._timer = loop.call_at(self._due, self._over)
+        return self
+
+    def _over(self) -> None:
+        # Late by more than a second: the loop was blocked. The answer may already be there.
+        if asyncio.get_running_loop().time() > self._due + 1.0:
+            self.__enter__()
+        else:
+            self._cut()
+
+
+class ThreadSocketTimeout(_Limit):
+    """The same for a synchronous connection in a thread."""
+
+    def __enter__(self) -> Self:
+        self._timer = threading.Timer(self._seconds, self._cut)
+        self._timer.daemon = True
+        self._timer.start()
+        return self
+
+
 class Link:
     """One asyncio connection that is reopened whenever it is lost; one statement at a time."""
 
@@ -79,8 +140,7 @@ class Link:
         self.dsn = dsn
         self.name = name
         self.conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
-        self.pooled = False
-        """Whether there is a pooler in transaction mode; known after the first connection."""
+        self.pooled = False  # whether there is a pooler in transaction mode; known after the first connection
         self._on_connect = on_connect
         self._on_close = on_close
         self._lock = asyncio.Lock()
@@ -88,10 +148,8 @@ class Link:
         # The first retry on a new connection is not logged: a restarted server answers it.
         self._outage = Outage(f"database {self._server}", quiet=1)
         self._answer = _ANSWER
-        self.errors = 0
-        """The number of lost connections and failed tries to connect."""
-        self.giving_up = asyncio.Event()
-        """Set by a stop: a call that cannot reach the server then raises instead of waiting."""
+        self.errors = 0  # the number of lost connections and failed tries to connect
+        self.giving_up = asyncio.Event()  # set by a stop: a call that cannot reach the server raises instead of waiting
 
     async def connect(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         """Return the connection, a new one if there is none. Tries once; errors are the driver's."""

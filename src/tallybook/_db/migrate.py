@@ -4,9 +4,13 @@ Numbered files in `sql/migrations` create tables and types, each once; the first
 Functions and views are applied again as a whole whenever one of their files has changed. All of this runs in one
 transaction behind one transaction-level advisory lock. So two migrations at the same time run one after the other, a
 failed one leaves nothing behind, and a pooler is no obstacle. Migrations may run under load: see schema_load.
+
+A release expects the version of its own newest migration. `works_from` of a newer schema is the lowest expected version
+of a library that can use it. An older schema lacks things that this release needs.
 """
 
 import hashlib
+import json
 import random
 import re
 import time
@@ -16,13 +20,13 @@ from datetime import timedelta
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from typing import Any
 
 import psycopg
 
-from tallybook._db.schema import installed, is_installed, verdict
 from tallybook._db.schema_load import BUSY, altered, aside, holders, set_aside, take
 from tallybook._db.sql_lines import commented, profiled, rights
-from tallybook.errors import SchemaBusy, SchemaTooNew
+from tallybook.errors import SchemaBusy, SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld, SchemaUnreleased
 
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
 # Citus would create or drop everything on its other nodes, too, which have their own jobs, or manage the tables.
@@ -32,24 +36,28 @@ select set_config(s, 'off', true) from unnest('{citus.enable_ddl_propagation,cit
 _ROOMS = ("checks", "core", "lookups", "unique_key", "control", "parts", "read", "ops")
 _TABLES = re.compile(r"/tables(/|\.sql$)")
 _INCLUDE = re.compile(r"^\\ir \.\./(\S+)$", re.MULTILINE)
+UNDEFINED = ("42883", "42P01", "42703", "42704", "3F000")
+"""SQLSTATEs of a missing function, table, column, type or schema: the schema may have been migrated, or dropped."""
+
+# Reads the catalog itself: the cache behind to_regclass may be older than a lock that this transaction has waited for.
+_THERE = """\
+select coalesce(bool_or(c.relname = 'installed'), false), coalesce(bool_or(c.relname = 'installation'), false)
+  from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where n.nspname = 'tallybook' and c.relname in ('installed', 'installation')"""
+_ROW = "select to_jsonb(i)::text from tallybook.installed i"
+_TABLE_ROW = "select to_jsonb(i)::text from tallybook.installation i"
 
 
 @dataclass(frozen=True)
 class SchemaInfo:
     """The schema installed in one database, compared with that of this release."""
 
-    version: int
-    """The version of the schema in the database; 0: none is installed."""
-    expected: int
-    """The version of this release's schema."""
-    routines_current: bool
-    """Whether functions and views are those of this release."""
-    node: int
-    """The number that makes this database's job ids unique."""
-    server: str
-    """PostgreSQL's version."""
-    works_from: int | None = None
-    """The lowest expected version of a release that can use this schema; None: only its own."""
+    version: int  # the version of the schema in the database; 0: none is installed
+    expected: int  # the version of this release's schema
+    routines_current: bool  # whether functions and views are those of this release
+    node: int  # the number that makes this database's job ids unique
+    server: str  # PostgreSQL's version
+    works_from: int | None = None  # the lowest expected version of a release that can use it; None: only its own
 
     @property
     def current(self) -> bool:
@@ -87,10 +95,7 @@ def latest() -> int:
 
 @cache
 def routines() -> list[tuple[str, str]]:
-    """Return path in `sql/` and text of every function and view file, in the order of application: views last.
-
-    One of them is generated here: the rights.
-    """
+    """Return path and text of each function and view, and of the generated rights, as applied: views last."""
     folder = resources.files("tallybook") / "sql"
     found = [file for room in _ROOMS for file in _files(folder / room, room)]
     found.append(("ops/roles/_rights.sql", rights([text for _, text in found])))
@@ -137,6 +142,47 @@ def _recorded(node: int, *, first: bool) -> str:
     return (_FIRST if first else _AGAIN).format(version=latest(), routines=digest(), node=node, **ids)
 
 
+def installed(conn: psycopg.Connection[Any]) -> dict[str, Any] | None:
+    """Return the row of the installation, or None. As JSON, because other releases may have other columns.
+
+    Raises SchemaUnreleased for a schema made before 0.1.0, which cannot be upgraded to a release.
+    """
+    there = conn.execute(_THERE).fetchone()
+    if there == (False, False):
+        return None
+    row = conn.execute(_ROW if there == (True, True) else _TABLE_ROW).fetchone()
+    found: dict[str, Any] | None = json.loads(row[0]) if row else None
+    if found is not None and "routines" not in found:
+        raise SchemaUnreleased(found["version"])
+    return found
+
+
+def is_installed(conn: psycopg.Connection[Any]) -> bool:
+    """Whether this database has a schema of Tallybook, of any version; your own schema of that name does not count."""
+    return conn.execute(_THERE).fetchone() in ((True, True), (False, True))
+
+
+def verdict(version: int, works_from: int | None, expected: int, database: str) -> SchemaError | None:
+    """Return why a release that expects this version cannot use a schema of that version; None if it can."""
+    if version == 0:
+        return SchemaMissing(database)
+    if version < expected:
+        return SchemaTooOld(version, expected)
+    if version > expected and (works_from is None or works_from > expected):
+        return SchemaTooNew(version, expected)
+    return None
+
+
+def refusal(conn: psycopg.Connection[Any], expected: int) -> SchemaError | None:
+    """Return the verdict on a database: one short statement, outside a transaction."""
+    try:
+        row = conn.execute(_ROW).fetchone()
+        found = json.loads(row[0]) if row else {"version": 0}
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        found = installed(conn) or {"version": 0}
+    return verdict(found["version"], found.get("works_from"), expected, conn.info.dbname)
+
+
 def info(conn: psycopg.Connection) -> SchemaInfo:
     """Return what is installed in this database."""
     server = conn.info.parameter_status("server_version") or "?"
@@ -146,10 +192,7 @@ def info(conn: psycopg.Connection) -> SchemaInfo:
 
 
 def check(conn: psycopg.Connection) -> int:
-    """Return the schema version that this release expects.
-
-    Raises SchemaMissing, SchemaTooOld, SchemaTooNew or SchemaUnreleased if this release cannot use the schema.
-    """
+    """Return the schema version that this release expects. Raises a SchemaError if it cannot use the schema."""
     found, expected = installed(conn) or {"version": 0}, latest()
     if error := verdict(found["version"], found.get("works_from"), expected, conn.info.dbname):
         raise error
@@ -186,7 +229,6 @@ def migrate(
 
 
 def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None], patient: bool) -> list[str]:
-    done: list[str] = []
     with conn.transaction():
         # Time-outs of a role must not apply here. Another migration holds no lock but this one: wait for it.
         conn.execute(
@@ -195,11 +237,9 @@ def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None]
         conn.execute(_NO_PROPAGATION)
         conn.execute(_LOCK)
         found = info(conn)
-        if found.version > found.expected:
-            if found.works:
-                return []
+        if found.version > found.expected and not found.works:
             raise SchemaTooNew(found.version, found.expected)
-        if found.current:
+        if found.version > found.expected or found.current:
             return []
         steps = [(f"migrations/{name}", text) for number, name, text in migrations() if number > found.version]
         if found.version:
@@ -208,12 +248,12 @@ def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None]
             take(conn, altered(text for _, text in steps), patient=patient)
         # Functions name one another in any order.
         texts = ["set local check_function_bodies = off;", *(text for _, text in routines())]
-        for name, text in [*steps, ("functions and views", "\n".join(texts))]:
+        steps.append(("functions and views", "\n".join(texts)))
+        for name, text in steps:
             on_step(name)
             conn.execute(aside(text).encode())
-            done.append(name)
         conn.execute(_recorded(node, first=found.version == 0).encode())
-    return done
+    return [name for name, _ in steps]
 
 
 def uninstall(conn: psycopg.Connection) -> bool:

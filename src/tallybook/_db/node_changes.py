@@ -26,13 +26,10 @@ select c.system_identifier, d.oid
 class Changed:
     """The change to a node."""
 
-    what: str
-    """created, changed, retired, removed or unchanged."""
+    what: str  # created, changed, retired, removed or unchanged
     node: Node
-    schedules: int = 0
-    """The number of schedules that moved to the home."""
-    installed: bool = True
-    """Whether the node has the schema."""
+    schedules: int = 0  # the number of schedules that moved to the home
+    installed: bool = True  # whether the node has the schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +49,16 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
     """
     _in_table(dsn)
     seen = _seen(at(dsn, address), needed=number is None)
-    if seen and seen.number is not None and number not in (None, seen.number):
-        reason = f"its installation has number {seen.number}, which is part of its job ids"
+    installed = seen.number if seen else None
+    if installed is not None and number not in (None, installed):
+        reason = f"its installation has number {installed}, which is part of its job ids"
         raise ConfigError("number", number, reason, hint="Leave --number out")
     here = _seen(dsn, needed=True)
     assert here is not None
     with psycopg.connect(dsn, **CONNECT) as conn:
         listed = {name for (name,) in conn.execute("select n.name from tallybook.nodes n")}
         before = [node for node in written(dsn) if node.name in listed]
-        if not before and (seen is None or seen != here):
+        if not before and seen != here:
             own = re.sub(r"[^A-Za-z0-9_.:-]", "-", conn.info.dbname).strip("-_.:") or "first"
             if name == own:
                 reason = "the first call also lists the database of the DSN, under this name"
@@ -69,23 +67,21 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
             sync.run(conn, nodes.add(own, "", here.number or 0, here.cluster))
             before = written(dsn)
         if number is None:
-            installed = seen.number if seen else None
             listed_as = next((node.number for node in before if node.name == name), None)
             free = max((node.number for node in before if node.number is not None), default=-1) + 1
             number = next(one for one in (installed, listed_as, free) if one is not None)
         home = next((node for node in before if node.home), None)
-        ready = seen is not None and seen.number is not None
-        if home is not None and not ready and number < (home.number or 0):
-            hint = f"Run `tallybook migrate --node {number}` on it first"
-            raise ConfigError("node", name, "it would be the home, as the lowest number, but has no schema", hint=hint)
         if home is not None and number < (home.number or 0):
+            if installed is None:
+                reason = "it would be the home, as the lowest number, but has no schema"
+                raise ConfigError("node", name, reason, hint=f"Run `tallybook migrate --node {number}` on it first")
             _move(home, Node(name, number, at(dsn, address)), trial=True)
         what = sync.run(conn, nodes.add(name, address, number, seen.cluster if seen else None))
     node = named(written(dsn), name)
     if what == "unchanged":  # a repetition, perhaps of a call that could not move them: the home before is the next one
         home = _next(before, node)
     moved = _move(home, node) if node.home and home and home.name != name else 0
-    return Changed(what, node, moved, ready)
+    return Changed(what, node, moved, installed is not None)
 
 
 def retire(dsn: str, name: str) -> Changed:
@@ -197,9 +193,8 @@ def _move(old: Node, home: Node, *, trial: bool = False) -> int:
     except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as error:
         if trial:
             return 0
-        hint = (
-            f"The list has changed, but the schedules on {old.name!r} have not moved: repeat it when both nodes answer"
-        )
+        stayed = f"The list has changed, but the schedules on {old.name!r} have not moved"
+        hint = f"{stayed}: repeat it when both nodes answer"
         raise QueueUnavailable(f"node {old.name!r} or {home.name!r}", unreached(error), hint=hint) from error
     except psycopg.Error as error:
         text = f"the schedules of node {old.name!r} cannot move to {home.name!r}: {unreached(error)}"

@@ -13,8 +13,7 @@ from tallybook._db.doctor import clock
 from tallybook._db.link import CONNECT
 from tallybook._db.nodes import Answer, Node, asked, written
 from tallybook._db.policy import first_line, unreached
-from tallybook._db.schema import verdict
-from tallybook._db.stored import loads
+from tallybook._db.texts import loads
 from tallybook._model.maintenance import Finding
 
 _LOOK = Declared("_node_look() -> jsonb")
@@ -25,13 +24,10 @@ _KNOWN = "select n.name, n.system_identifier, n.seen_job_id, n.seen_at::text fro
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    denied: str | None
-    """The server's error if this user lacks a right."""
-    schema: str | None
-    """The problem with its schema. Then, or if denied, nothing else is known."""
+    denied: str | None  # the server's error if this user lacks a right
+    schema: str | None  # the problem with its schema. Then, or if denied, nothing else is known.
     standby: bool
-    ahead: float
-    """The seconds by which its clock is ahead of this machine's."""
+    ahead: float  # the seconds by which its clock is ahead of this machine's
     look: dict[str, Any]
 
 
@@ -45,7 +41,7 @@ def check(dsn: str) -> list[Finding]:
     answers = [answer for answer in asked_all if answer.node.state != "gone"]
     gone = [answer for answer in asked_all if answer.node.state == "gone"]
     known, away = _known(dsn)
-    wrong = [*_numbers(answers), *_copies(answers), *_clocks(answers)]
+    wrong = [*_twins(answers), *_clocks(answers)]
     for answer in answers:
         wrong += _alone(answer, known.get(answer.node.name, (None, None, None)))
     if not away:
@@ -62,7 +58,7 @@ def _report(conn: psycopg.Connection[Any]) -> _Report:
     ahead = float(clock(conn).details["server_ahead_s"])
     try:
         info = migrate.info(conn)
-        error = verdict(info.version, info.works_from, info.expected, conn.info.dbname)
+        error = migrate.verdict(info.version, info.works_from, info.expected, conn.info.dbname)
         text = str(error) if error else None if info.routines_current else "its functions are of another release"
         return _Report(None, text, standby, ahead, {} if text else sync.run(conn, _LOOK.call(loads)))
     except psycopg.errors.InsufficientPrivilege as denied:
@@ -143,9 +139,8 @@ def _past(node: Node, look: dict[str, Any], known: tuple[Any, Any, Any]) -> Iter
         advice = "Start a worker or run `tallybook migrate --nodes`: both make its jobs claimable in this cluster."
         yield _finding(node, "cluster", "warning", "its schema was copied from another cluster", advice)
     if job is not None and (look["last_job_id"] or 0) < job:
-        text = (
-            f"its last job id was {job} at {at} and is {look['last_job_id']} now: it was restored from an older state"
-        )
+        before, now = f"its last job id was {job} at {at}", f"is {look['last_job_id']} now"
+        text = f"{before} and {now}: it was restored from an older state"
         advice = (
             f"Jobs and results after that state are lost. Before more jobs are enqueued, run: select "
             f"setval('tallybook.job_id', {job}); else ids are assigned twice. A standby that lagged causes this, too."
@@ -153,17 +148,13 @@ def _past(node: Node, look: dict[str, Any], known: tuple[Any, Any, Any]) -> Iter
         yield _finding(node, "restored", "problem", text, advice, was=job, now=look["last_job_id"])
 
 
-def _numbers(answers: list[Answer[_Report]]) -> Iterator[Finding]:
-    """Two nodes with one number."""
+def _twins(answers: list[Answer[_Report]]) -> Iterator[Finding]:
+    """Two nodes with one number, and one database that is listed twice."""
     advice = "Ids lead to the wrong one. Install one of them again with its own number: `tallybook migrate --node N`."
     for (number,), same in _by(answers, "number").items():
         for node in same if len(same) > 1 else ():
             others = ", ".join(other.name for other in same if other is not node)
             yield _finding(node, "number", "problem", f"it has number {number}, and so has {others}", advice)
-
-
-def _copies(answers: list[Answer[_Report]]) -> Iterator[Finding]:
-    """One database that is listed twice."""
     for same in _by(answers, *_IDENTITY).values():
         for node in same[1:]:
             text = f"its address leads to the database of {same[0].name}"

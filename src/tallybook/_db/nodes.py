@@ -4,33 +4,26 @@
 Citus' pg_dist_node; else the database at `dsn` is the only one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
-import threading
-import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tallybook._db.declared import Call, Simple
-from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.aside import daemon
+from tallybook._db.declared import Call, Simple, T
+from tallybook._db.link import CONNECT, ThreadSocketTimeout, dsn_for_people
 from tallybook._db.policy import first_line, unreached
-from tallybook._db.socket_timeout import ThreadSocketTimeout
 from tallybook._db.source import Source
-from tallybook._db.stored import READER, loads
+from tallybook._db.texts import READER, loads
 from tallybook.errors import ConfigError, QueueUnavailable, UnknownJob, UnknownNode
-
-T = TypeVar("T")
 
 VARIABLE = "TALLYBOOK_NODES"
 _NUMBER_BITS = 43
@@ -223,27 +216,20 @@ def asked(
 ) -> list[Answer[T]]:
     """Run a query on all of these nodes in parallel; returns the answers in the same order.
 
-    Each runs in its own thread and transaction, whose statements the server ends after `seconds`. A node that cannot be
-    reached, fails or is silent has an error instead of a value. No node delays the call for longer than `seconds`.
+    Each runs in its own daemon thread and transaction, whose statements the server ends after `seconds`. A node that
+    cannot be reached, fails or is silent has an error instead of a value. No node delays the call any longer.
     """
     places = list(among)
-    answers: list[Answer[T]] = [Answer(node, None, f"no answer within {seconds:g} s") for node in places]
-    arrived: SimpleQueue[tuple[int, Answer[T]]] = SimpleQueue()
-
-    def ask(place: int) -> None:
-        try:
-            answer = Answer(places[place], _ask(places[place].dsn, question, seconds))
-        except Exception as error:
-            answer = Answer(places[place], None, unreached(error))
-        arrived.put((place, answer))
-
-    for place in range(len(places)):  # daemons: the end of the program does not wait for silent ones
-        threading.Thread(target=ask, args=(place,), daemon=True, name=f"tallybook node {places[place].name}").start()
-    until = time.monotonic() + seconds
-    with suppress(Empty):
-        for _ in places:
-            place, answer = arrived.get(timeout=max(0.0, until - time.monotonic()))
-            answers[place] = answer
+    asks = [daemon(_ask, node.dsn, question, seconds, name=f"tallybook node {node.name}") for node in places]
+    wait(asks, seconds)
+    answers: list[Answer[T]] = []
+    for node, ask in zip(places, asks, strict=True):
+        if not ask.done():
+            answers.append(Answer(node, None, f"no answer within {seconds:g} s"))
+        elif error := ask.exception():
+            answers.append(Answer(node, None, unreached(error)))
+        else:
+            answers.append(Answer(node, ask.result()))
     return answers
 
 
@@ -275,10 +261,7 @@ def numbered(among: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def number_for(node: Node, among: Sequence[Node]) -> int:
-    """Return the number of a node; for a node without schema and number, the next free one.
-
-    Raises ConfigError if other nodes do not answer, because their numbers are unknown.
-    """
+    """Return a node's number, or the next free one. Raises ConfigError if other nodes do not answer."""
     known = numbered(among)
     own = named(known, node.name).number
     if own is not None:

@@ -1,15 +1,16 @@
-"""A pooler in transaction mode in front of the server: how it is detected, and what is avoided then.
+"""What answers on a connection: a pooler in transaction mode in front of the server, or a hot standby.
 
-Each transaction may run on another session of the server. So the session gets no settings, no named prepared
-statements, no session-level advisory locks and no LISTEN. A pooler invents the key data by which a client cancels its
-statements. So the process number that libpq has is not that of the answering backend.
+Behind a pooler, each transaction may run on another session of the server. So the session gets no settings, no named
+prepared statements, no session-level advisory locks and no LISTEN. A pooler invents the key data by which a client
+cancels its statements. So the process number that libpq has is not that of the answering backend.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
-from tallybook._db.both import got
+from tallybook._db.sync import got
 
 IS_SESSION = "select pg_backend_pid() = %s::int"
 
@@ -48,17 +49,14 @@ def is_behind_pooler(conn: psycopg.Connection[Any]) -> bool:
 
 
 def shares_sessions(dsn: str, **connect: Any) -> bool:
-    """Whether two connections by this DSN shared a session of the server: then there is a pooler, not in session mode.
-
-    Opens two connections. A busy pooler might hide this, so it checks several times.
-    """
+    """Whether two connections by this DSN shared a session: then there is a pooler, not in session mode."""
     with (
         psycopg.connect(dsn, autocommit=True, **connect) as one,
         psycopg.connect(dsn, autocommit=True, **connect) as other,
     ):
         seen: dict[int, set[int]] = {0: set(), 1: set()}
         pair = (one, other)
-        for turn in range(8):
+        for turn in range(8):  # a busy pooler might hide it
             holder, visitor = pair[turn % 2], pair[1 - turn % 2]
             with holder.transaction():  # an idle session is now given to the visitor, or stays its own
                 seen[turn % 2].add(_pid(holder))
@@ -86,3 +84,36 @@ async def ask_asyncpg(conn: Any) -> bool:
 def _pid(conn: psycopg.Connection[Any]) -> int:
     ((pid,),) = psycopg.ClientCursor(conn).execute("select pg_backend_pid()").fetchall()
     return int(pid)
+
+
+# While a receiver runs and has replayed everything but the newest page, the lag is zero: a record or two are being
+# replayed. Otherwise only the age of the last replayed transaction is known; for an idle primary that is old.
+LAG = """\
+pg_is_in_recovery(), exists (select from pg_stat_wal_receiver),
+case when not pg_is_in_recovery() then 0
+     when exists (select from pg_stat_wal_receiver) and not pg_is_wal_replay_paused()
+      and pg_wal_lsn_diff(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) < 8192 then 0
+     else extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp()) end::float8"""
+"""Columns of a select: the values of a Standby."""
+BEHIND = 10.0  # seconds from which on the lag is worth a warning
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """A server that is used for reads instead of the primary."""
+
+    in_recovery: bool  # False: it is a primary
+    receives: bool  # whether it is connected to its primary
+    lag: float | None  # seconds; None: it has replayed nothing yet
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its data may be old."""
+        return self.in_recovery and (not self.receives or self.lag is None or self.lag >= BEHIND)
+
+    def __str__(self) -> str:
+        if not self.in_recovery:
+            return "read from a primary: no standby is at this address"
+        how = "by an unknown time" if self.lag is None else f"{self.lag:.1f} s"
+        cut_off = "" if self.receives else ", which receives nothing from its primary"
+        return f"read from a standby, {how} behind{cut_off}"

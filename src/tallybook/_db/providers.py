@@ -7,9 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import record, records
-from tallybook._model.keyring import Place, Sealed
+from tallybook._db.texts import loads, record, records
+from tallybook._model.provider import Place, Sealed
 from tallybook.errors import UnknownProvider
 
 
@@ -41,8 +40,7 @@ class Route:
     symbol: str | None
     provider: str
     active: bool
-    in_force: bool
-    """Whether it applies: it and its provider are active."""
+    in_force: bool  # whether it applies: it and its provider are active
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +120,8 @@ def resolve(data_type: str, symbol: str | None) -> Call[Stored | None]:
 
 active: Call[list[Stored]] = Call("providers", _ACTIVE, {}, lambda found: list(map(_stored, loads(found))))
 """All active providers, in one snapshot."""
-names: Call[list[str]] = Call("providers", _NAMES, {}, loads)
-"""The names of all providers, active or not."""
-keys_in_use: Call[dict[str, int]] = Call("providers", _KEYS_IN_USE, {}, loads)
-"""The number of secrets per key."""
+names: Call[list[str]] = Call("providers", _NAMES, {}, loads)  # the names of all providers, active or not
+keys_in_use: Call[dict[str, int]] = Call("providers", _KEYS_IN_USE, {}, loads)  # the number of secrets per key
 
 
 def listed(name: str | None = None) -> Call[list[Listed]]:

@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from tallybook._db.declared import Call, Declared, Simple, Value
-from tallybook._db.stored import loads
-from tallybook._db.texts import duration, record, records, text_array
+from tallybook._db.texts import duration, loads, record, records, text_array
 from tallybook._model.options import check_name
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook.errors import ConfigError, UnknownQueue

@@ -5,22 +5,22 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import at, records
+from tallybook._db.texts import at, loads, records
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_instant, check_name
 from tallybook._model.rate import BreakerInfo, BreakerRule, ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 from tallybook.errors import InvalidArgument
 
+_NAME = {"name": ("name", 200)}
 _SET = Declared("rate_limit_set(name text, calls int, per interval, burst int) -> text")
-drop = Simple("rate_limit_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
+drop = Simple("rate_limit_drop(name text) -> boolean", bool, names=_NAME)
 PUSH = Declared("rate_limit_push(name text, until timestamptz) -> timestamptz")
 # By the server's clock: that of an operator's machine may be wrong.
 _FROM_NOW = "clock_timestamp() + cast(cast(%(until)s as text) as interval)"
 _PUSH_FOR = f"select cast(to_json({PUSH.called(until=_FROM_NOW)}) as text)"
 _LONGEST_PUSH = timedelta(days=36525)
 _SET_CONCURRENCY = Declared("concurrency_limit_set(name text, most int) -> text")
-drop_concurrency = Simple("concurrency_limit_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
+drop_concurrency = Simple("concurrency_limit_drop(name text) -> boolean", bool, names=_NAME)
 # Durations as numbers, because the format of an interval depends on the user's settings.
 _RATES = """\
 select cast(coalesce(json_agg(to_jsonb(r) || jsonb_build_object('per', extract(epoch from r.per)) order by r.name),
@@ -69,11 +69,10 @@ def concurrency(name: str | None = None) -> Call[list[ConcurrencyInfo]]:
 
 _SET_BREAKER = Declared("breaker_set(name text, failures int, per interval, open_for interval) -> text")
 open_breaker = Simple(
-    "breaker_open(name text, duration interval) -> timestamptz", lambda text: at(loads(text)),
-    names={"name": ("name", 200)},
-)  # fmt: skip
-drop_breaker = Simple("breaker_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
-close_breaker = Simple("breaker_close(name text) -> boolean", bool, names={"name": ("name", 200)})
+    "breaker_open(name text, duration interval) -> timestamptz", lambda text: at(loads(text)), names=_NAME
+)
+drop_breaker = Simple("breaker_drop(name text) -> boolean", bool, names=_NAME)
+close_breaker = Simple("breaker_close(name text) -> boolean", bool, names=_NAME)
 _BREAKERS = """\
 select cast(coalesce(json_agg(to_jsonb(b) || jsonb_build_object(
   'per', extract(epoch from b.per), 'open_for', extract(epoch from b.open_for)) order by b.name), '[]') as text)

@@ -23,10 +23,8 @@ _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
 class Done:
     """The result of `create`."""
 
-    created: list[str]
-    """Roles that did not exist."""
-    names: list[str]
-    """All five roles, in the order of KINDS."""
+    created: list[str]  # roles that did not exist
+    names: list[str]  # all five roles, in the order of KINDS
 
 
 def names(prefix: str = PREFIX) -> list[str]:

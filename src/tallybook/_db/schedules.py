@@ -7,8 +7,7 @@ from typing import Any
 
 from tallybook._db.calls import ME
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import at, known, record, records
+from tallybook._db.texts import at, known, loads, record, records
 from tallybook._model.job import JobCall
 from tallybook._model.options import check_name, whole
 from tallybook._model.schedule import Timing, rule_text
@@ -142,14 +141,9 @@ def _job(job: JobCall) -> dict[str, Any]:
     if options.after:
         raise ConfigError("after", list(options.after), "the jobs of a schedule cannot wait for others")
     return {
-        "task": job.task,
-        "args": job.args,
-        "queue": options.queue,
-        "priority": options.priority,
-        "max_attempts": options.max_attempts,
-        "headers": options.headers,
-        "options": options.options_text,
-    }
+        "task": job.task, "args": job.args, "queue": options.queue, "priority": options.priority,
+        "max_attempts": options.max_attempts, "headers": options.headers, "options": options.options_text,
+    }  # fmt: skip
 
 
 def set_(name: str, job: JobCall, timing: Timing, query: str | None = None) -> Call[str]:

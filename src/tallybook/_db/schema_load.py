@@ -19,8 +19,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-BUSY = (pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)
-"""The errors of a migration that did not get its locks."""
+BUSY = (pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)  # a migration did not get its locks
 
 # PostgreSQL ends an autovacuum that blocks the migration, but only after a wait longer than deadlock_timeout.
 _FOR_VACUUM = 2.0

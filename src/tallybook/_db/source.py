@@ -14,14 +14,16 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tallybook._db.both import done, got
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from tallybook._db.declared import Call, T
+from tallybook._db.sync import done, got
 from tallybook._model.at_node import at_node
 from tallybook._model.tracing import Tracing
 from tallybook.errors import ConfigError, NotSupported, QueueUnavailable, SchemaMissing
 
 if TYPE_CHECKING:
-    import psycopg
     from psycopg_pool import AsyncConnectionPool
 
 
@@ -31,8 +33,7 @@ class Source:
     def __init__(self, name: str, dsn: str | None) -> None:
         self.name = name
         self.dsn = dsn
-        self._tracing: Tracing | None = None
-        """Set by `tallybook.otel.instrument`."""
+        self._tracing: Tracing | None = None  # set by `tallybook.otel.instrument`
         self._pools: dict[tuple[int, asyncio.AbstractEventLoop], AsyncConnectionPool[Any]] = {}
         """By process and event loop: a loop cannot use the connections of another."""
 
@@ -42,15 +43,12 @@ class Source:
         In a handler of a job on one of several nodes, that node's DSN precedes the App's own. URLs of SQLAlchemy,
         `postgresql+psycopg://...`, are accepted. Raises ConfigError for an invalid string.
         """
-        from psycopg import ProgrammingError
-        from psycopg.conninfo import make_conninfo
-
         at = at_node.get()  # in a handler of a job on one of several nodes: that node
         given = dsn or (at and at.dsn) or self.dsn or os.environ.get("TALLYBOOK_DSN", "")
         try:
             plain = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", given)
             return make_conninfo(plain, fallback_application_name=f"tallybook {self.name}")
-        except ProgrammingError:  # its text, and the value, may contain a password
+        except psycopg.ProgrammingError:  # its text, and the value, may contain a password
             hint = "Write host=... dbname=... user=..., or postgresql://user@host/dbname"
             raise ConfigError("dsn", "(not shown)", "not a connection string", hint=hint) from None
 
@@ -110,14 +108,12 @@ class Source:
         return await self._once(call, sync=False)
 
     def _run_sync(self, call: Call[T]) -> T:
-        if _in_loop():
+        if in_loop():
             hint = "Await it: `await task.enqueue(app, ...)`, another verb without its .sync()"
             raise NotSupported(f"waiting for {call.verb} inside a running event loop, which would block it,", hint=hint)
         return done(self._once(call, sync=True))
 
     async def _once(self, call: Call[T], *, sync: bool) -> T:
-        from psycopg.errors import InvalidSchemaName
-
         from tallybook._db import exactly_once
         from tallybook._db.link import dsn_for_people
 
@@ -125,9 +121,7 @@ class Source:
         connection = partial(self._connect, conninfo, sync=True) if sync else self._connection
         try:
             return await exactly_once.run(connection, call, dsn_for_people(conninfo), sync=sync)
-        except InvalidSchemaName as error:
-            from psycopg.conninfo import conninfo_to_dict
-
+        except psycopg.errors.InvalidSchemaName as error:
             parts = conninfo_to_dict(conninfo)
             database = parts.get("dbname") or os.environ.get("PGDATABASE") or parts.get("user") or "?"
             raise SchemaMissing(str(database)) from error
@@ -165,9 +159,7 @@ class Source:
             await got(conn.close())
 
     async def _opened(self, conninfo: str, *, sync: bool) -> Any:
-        """Return a new connection of psycopg; `sync`: without waiting, see both.py."""
-        import psycopg
-
+        """Return a new connection of psycopg; `sync`: without waiting (see `got`)."""
         from tallybook._db.link import CONNECT, dsn_for_people
         from tallybook._db.policy import unreached
 
@@ -181,7 +173,7 @@ class Source:
             raise QueueUnavailable(dsn_for_people(conninfo), unreached(error), hint=hint) from error
 
 
-def _in_loop() -> bool:
+def in_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -191,6 +183,6 @@ def _in_loop() -> bool:
 
 def demand_loop(verb: str) -> None:
     """Raise NotSupported if no event loop runs: the returned coroutine would never be awaited."""
-    if not _in_loop():
+    if not in_loop():
         hint = f"Write .{verb}_sync(...), or await it in an async function"
         raise NotSupported(f"{verb} where no event loop runs", hint=hint)

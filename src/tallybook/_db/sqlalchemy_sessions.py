@@ -3,17 +3,16 @@
 The sessions are the user's own if the App has a maker, else those of an engine that the worker creates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.orm import sessionmaker
 
-from tallybook._db.both import done, got
-from tallybook._db.kinds import kind_of
 from tallybook._db.link import CONNECT
 from tallybook._db.pooler import make_fit
+from tallybook._db.sync import done, got, kind_of
 from tallybook._db.transactions import MARK, RESET, Begun, Library, own_to_commit
 from tallybook.errors import ConfigError
 
@@ -39,7 +38,6 @@ _POOL: dict[str, Any] = {"pool_size": 0, "pool_reset_on_return": None}
 
 def _clean(engine: Any) -> None:
     """Reset session settings of one job before the next; the user's own engines are left alone."""
-    from sqlalchemy import event
 
     def reset(conn: Any, record: Any, state: Any) -> None:
         if not state.terminate_only:
@@ -52,18 +50,13 @@ def _clean(engine: Any) -> None:
     event.listen(engine, "reset", reset)
 
 
-class _Guard:
-    """Refuses a handler's own commit before it happens. A rollback is detected afterwards, by the mark."""
+_ENDS = "tallybook ends its transaction"
 
-    def __init__(self, session: Any) -> None:
-        from sqlalchemy import event
 
-        self.open = False
-        event.listen(session, "before_commit", self._before_commit)
-
-    def _before_commit(self, session: Any) -> None:
-        if not self.open and session.get_nested_transaction() is None:
-            raise own_to_commit("commit()")
+def _refuse(session: Any) -> None:
+    """Refuse a handler's own commit before it happens. A rollback is detected afterwards, by the mark."""
+    if not session.info[_ENDS] and session.get_nested_transaction() is None:
+        raise own_to_commit("commit()")
 
 
 class Sessions(Library):
@@ -91,19 +84,15 @@ class Sessions(Library):
             self._engine = create_async_engine(_URL, async_creator=connect, **_POOL)
             _clean(self._engine.sync_engine)
             return async_sessionmaker(self._engine)
-        from sqlalchemy import create_engine
-        from sqlalchemy.orm import sessionmaker
-
         self._engine = create_engine(_URL, creator=lambda: done(connect()), **_POOL)
         _clean(self._engine)
         return sessionmaker(self._engine)
 
     async def begin(self) -> Begun:
-        from sqlalchemy import text
-
         session = self._maker()
         try:
-            guard = _Guard(session.sync_session if self._is_async else session)
+            session.info[_ENDS] = False
+            event.listen(session.sync_session if self._is_async else session, "before_commit", _refuse)
             await got(session.begin())
             conn = await got(session.connection())
             await got(session.execute(text(MARK)))
@@ -111,24 +100,23 @@ class Sessions(Library):
             await got(session.invalidate())
             raise
         driver = None if self._is_async else conn.connection.driver_connection
-        return Begun(conn if self._connection else session, (session, guard), driver)
+        return Begun(conn if self._connection else session, session, driver)
 
     async def flush(self, begun: Begun) -> None:
-        await got(begun.handle[0].flush())
+        await got(begun.handle.flush())
 
     async def commit(self, begun: Begun) -> None:
-        session, guard = begun.handle
-        guard.open = True
-        await got(session.commit())
+        begun.handle.info[_ENDS] = True
+        await got(begun.handle.commit())
 
     async def rollback(self, begun: Begun) -> None:
-        await got(begun.handle[0].rollback())
+        await got(begun.handle.rollback())
 
     async def keep(self, begun: Begun) -> None:
-        await got(begun.handle[0].close())
+        await got(begun.handle.close())
 
     async def drop(self, begun: Begun) -> None:
-        await got(begun.handle[0].invalidate())
+        await got(begun.handle.invalidate())
 
     async def close(self) -> None:
         if self._engine is not None:

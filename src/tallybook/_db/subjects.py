@@ -6,8 +6,7 @@ from typing import Any
 
 from tallybook._db.calls import RUN_AT, common
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.stored import loads
-from tallybook._db.texts import checked, record, some_of, text_array
+from tallybook._db.texts import checked, loads, record, some_of, text_array
 from tallybook._model.options import Options, whole
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
 

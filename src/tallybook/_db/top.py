@@ -1,7 +1,5 @@
 """One reading for `tallybook top`: two statements, whose cost does not depend on the amount of history."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,10 +9,9 @@ from typing import Any
 
 import psycopg
 
-from tallybook._db.both import done, got
 from tallybook._db.declared import Declared
-from tallybook._db.stored import loads
-from tallybook._db.texts import at
+from tallybook._db.sync import done, got
+from tallybook._db.texts import at, loads
 from tallybook._model.counting import Throughput
 from tallybook._model.merged import summed
 
@@ -25,12 +22,12 @@ _MAY_SEE = "select has_function_privilege('tallybook._failures_said(int)', 'exec
 _READ = """\
 with w as materialized (select w.* from tallybook.workers w where w.ended_at is null),
 s as materialized (
-  select s.queue, s.available, s.running, s.scheduled, s.retrying, s.waiting, s.dead, s.completed, s.failed,
+  select s.queue as name, s.available, s.running, s.scheduled, s.retrying, s.waiting, s.dead, s.completed, s.failed,
          s.cancelled, s.paused_at
     from tallybook.queue_stats s),
 o as materialized (
   select o.queue, o.oldest from tallybook._oldest_of(array(
-    select s.queue from s where s.available > 0 order by s.available + s.running + s.dead desc, s.queue limit 200)) o)
+    select s.name from s where s.available > 0 order by s.available + s.running + s.dead desc, s.name limit 200)) o)
 select json_build_object(
   'now', clock_timestamp(), 'database', current_database(), 'server', current_setting('server_version'),
   'horizon', (select json_build_object('who', h.who, 'since', h.since, 'transactions', h.transactions)
@@ -39,17 +36,11 @@ select json_build_object(
                  and (h.since < clock_timestamp() - interval '5 min' or h.kind = 'replication slot' and not h.active)
                limit 1),
   'alive', (select count(*) from w where w.seen_at >= clock_timestamp() - w.lease),
-  'queues', (select json_agg(json_build_object(
-       'name', s.queue, 'available', s.available, 'running', s.running, 'scheduled', s.scheduled,
-       'retrying', s.retrying, 'waiting', s.waiting, 'dead', s.dead, 'completed', s.completed, 'failed', s.failed,
-       'cancelled', s.cancelled, 'oldest', o.oldest, 'paused_at', s.paused_at))
-     from s left join o on o.queue = s.queue),
-  'workers', (select json_agg(json_build_object(
-       'id', w.id, 'name', w.name, 'queues', w.queues, 'seen_at', w.seen_at,
-       'silent', w.seen_at < clock_timestamp() - w.lease,
-       'lag', extract(epoch from w.lag), 'memory', w.memory)) from w),
-  'failures', (select json_agg(x) from (
-     select * from tallybook.{failures}(50)) x))::text"""
+  'queues', (select json_agg(x) from (select s.*, o.oldest from s left join o on o.queue = s.name) x),
+  'workers', (select json_agg(x) from (
+     select w.id, w.name, w.queues, w.seen_at, w.seen_at < clock_timestamp() - w.lease as silent,
+            extract(epoch from w.lag) as lag, w.memory from w) x),
+  'failures', (select json_agg(f) from tallybook.{failures}(50) f))::text"""
 # The age of the oldest job is read for the 200 fullest queues: more than a screen shows.
 # Jobs that ended since their workers' last heartbeat are read along with running ones: about 10 s of work.
 RUNNING = Declared("""
@@ -60,10 +51,9 @@ with r as materialized (
   select r.*, row_number() over () as n from {RUNNING.called(max_jobs="10000", of_worker="null")} r)
 select json_build_object(
   'running', (select count(*) from r), 'longest', (select json_agg(r order by r.n) from r where r.n <= 50),
-  'workers', (select json_agg(x) from (
-     select r.worker_id, count(*) as jobs from r group by r.worker_id) x))::text"""  # noqa: S608
-_SHARE = 20
-"""Running jobs are read again after this many times the duration of the last read: 5 % of a core at any load."""
+  'workers', (select json_agg(x) from (select r.worker_id, count(*) as jobs from r group by r.worker_id) x)
+)::text"""  # noqa: S608
+_SHARE = 20  # running jobs are read again after this many times the duration of the last read: 5 % of a core
 
 
 @dataclass(frozen=True)
@@ -73,8 +63,7 @@ class Runs:
     jobs: int = 0
     longest: list[dict[str, Any]] = field(default_factory=list)
     of_workers: dict[int, int] = field(default_factory=dict)
-    good_until: float = 0.0
-    """When to read them again, by time.monotonic()."""
+    good_until: float = 0.0  # when to read them again, by time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -84,14 +73,12 @@ class Reading:
     now: datetime
     database: str
     server: str
-    alive: int
-    """Workers that are not silent."""
+    alive: int  # workers that are not silent
     queues: dict[str, dict[str, Any]]
     workers: list[dict[str, Any]]
     failures: list[dict[str, Any]]
     runs: Runs
-    horizon: dict[str, Any] | None = None
-    """The session that pins it for longer than five minutes."""
+    horizon: dict[str, Any] | None = None  # the session that pins it for longer than five minutes
 
 
 @dataclass(frozen=True)
@@ -101,15 +88,11 @@ class Rates:
     entered: float | None = None
     completed: float | None = None
     failed: float | None = None
-    of_queues: dict[str, float] = field(default_factory=dict)
-    """Completed jobs per second."""
+    of_queues: dict[str, float] = field(default_factory=dict)  # completed jobs per second
 
 
 def read(conn: psycopg.Connection[Any], before: Reading | None = None) -> Reading:
-    """Read once, in a transaction of its own: nothing is set on a session that a pooler may share.
-
-    If reading the running jobs takes long, those of the reading `before` are reused for a while.
-    """
+    """Read once, in a transaction: nothing is set on a session that a pooler may share. `before`: as runs_async."""
     with conn.transaction():
         return done(read_async(conn, before, _LIMITS))
 

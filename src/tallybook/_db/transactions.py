@@ -19,11 +19,10 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
-from tallybook._db.both import got
-from tallybook._db.kinds import chain, state_of
 from tallybook._db.link import CONNECT
 from tallybook._db.policy import is_gone
 from tallybook._db.pooler import KEEPALIVES, ask_asyncpg, make_fit
+from tallybook._db.sync import chain, got, state_of
 from tallybook.errors import TransactionError
 
 MARK = "set local tallybook.atomic = on"
@@ -41,12 +40,11 @@ class Begun:
 
     given: Any
     handle: Any
-    driver: Any = None
-    """A connection that another thread may cancel."""
+    driver: Any = None  # a connection that another thread may cancel
 
 
 class Library(Protocol):
-    """Transactions of one library. A synchronous one never waits (both.py): all but `close` is in the job's thread."""
+    """Transactions of one library. A synchronous one never waits (see `got`): all but `close` runs in its thread."""
 
     async def begin(self) -> Begun: ...
 

@@ -17,9 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tallybook._db import sync
-from tallybook._db.both import done, got
 from tallybook._db.declared import Call, T
 from tallybook._db.source import Source
+from tallybook._db.sync import done, got
 from tallybook._model.tracing import Tracing, What
 from tallybook.errors import InvalidArgument
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from tallybook._model.job_info import JobDone
 
 T_co = TypeVar("T_co", covariant=True)
-ListOf: TypeAlias = list[T]
-"""A list, in a class that has a verb of that name."""
+ListOf: TypeAlias = list[T]  # a list, in a class that has a verb of that name
 
 
 class Rows(Protocol):
@@ -57,8 +56,7 @@ class Wrapped(Protocol):
     def close_if_unusable_or_obsolete(self) -> Any: ...
 
 
-SyncConn: TypeAlias = Plain | Wrapped | str
-"""A connection without an event loop; a text is the alias of a Django connection."""
+SyncConn: TypeAlias = Plain | Wrapped | str  # without an event loop; a text is the alias of a Django connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,7 @@ class Beside:
 
 
 Steps: TypeAlias = Generator[Call[Any] | Pause | Beside, Any, T]
-Made: TypeAlias = "Call[T] | Callable[[], Steps[T]]"
-"""The implementation of a verb: one statement, or several steps."""
+Made: TypeAlias = "Call[T] | Callable[[], Steps[T]]"  # the implementation of a verb: one statement, or several steps
 
 
 def beside(look: Callable[[], T]) -> Steps[T]:
@@ -206,7 +203,7 @@ def _traced(tracing: Tracing, what: What, verb: Callable[[What], Call[T]], keeps
 
 
 async def drive(steps: Steps[T], say: Callable[[Any], Any]) -> T:
-    """Run the steps, each with `say`, and return their result. If `say` does not wait, this does not; see both.py."""
+    """Run the steps, each with `say`, and return their result. If `say` does not wait, this does not; see `got`."""
     try:
         asked = next(steps)
         while True:

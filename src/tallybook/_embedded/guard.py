@@ -13,19 +13,16 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from .account import Account
-from .errors import EmbeddedError
+from . import EmbeddedError
+from .directories import Account
 from .template import environment
 
 Setting = str | int | float | bool
 
 DEFAULTS: Mapping[str, Setting] = {
-    "max_connections": 100,
-    "shared_buffers": "128MB",
-    "log_min_messages": "warning",
-    "timezone": "UTC",
+    "max_connections": 100, "shared_buffers": "128MB", "log_min_messages": "warning", "timezone": "UTC",
     "log_timezone": "UTC",
-}
+}  # fmt: skip
 # For data that will be deleted. A commit still waits until its WAL is handed to the operating system
 # (synchronous_commit stays on), so that Server.kill() loses no more than a SIGKILL would with real settings. Shared
 # memory is in files of the data directory: what a killed server leaves in /dev/shm, only its next start would remove.
@@ -66,15 +63,11 @@ def command_line(
 
 
 class Guard:
-    """One guard process, which runs at most one server at a time.
-
-    pid      the postmaster's, 0 for none
-    is_ours  False in a forked copy of the process that made it: the server belongs to the parent
-    """
+    """One guard process, which runs at most one server at a time."""
 
     def __init__(self, run_directory: Path, account: Account | None, log: int, locks: Sequence[int]) -> None:
-        self.pid = 0
-        self.is_ours = True
+        self.pid = 0  # the postmaster's, 0 for none
+        self.is_ours = True  # False in a forked copy of the process that made it: the server belongs to the parent
         self._started = 0
         self._is_silent = False
         self._unread = b""
@@ -105,15 +98,14 @@ class Guard:
         # The pipe shows its end a moment before the process can be reaped.
         return not self._is_silent and self._process.poll() is None
 
-    def start(self, argv: Sequence[str | os.PathLike[str]]) -> int:
-        """Start the server and return the postmaster's pid; it may not be ready yet, and may even end."""
+    def start(self, argv: Sequence[str | os.PathLike[str]]) -> None:
+        """Start the server, which may not be ready yet then, and may even end."""
         self._started = 0
         self._send("start", *argv)
         deadline = time.monotonic() + _SECONDS_TO_ANSWER
         while not self._started:
             if not self._listen(deadline - time.monotonic()):
                 raise EmbeddedError("the guard of the embedded server did not start it")
-        return self._started
 
     def exited(self, seconds: float = 0) -> bool:
         """Wait up to `seconds` for the server's end; return whether it has ended (or its guard, which ends it)."""
@@ -133,10 +125,7 @@ class Guard:
         self._await_exit(_SECONDS_TO_ANSWER)
 
     def close(self) -> bool:
-        """Let the guard end: it stops a running server and removes the run directory.
-
-        Returns False if it was killed before it could do so.
-        """
+        """Let the guard end: it stops a server and removes the run directory. False: it was killed before."""
         with suppress(OSError):
             self._commands.close()
         try:

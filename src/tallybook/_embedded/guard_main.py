@@ -14,18 +14,12 @@ Commands, one per line, words separated by NUL; replies on standard output:
     kill                        ->  exited STATUS
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal
 import sys
 import time
 from contextlib import suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -65,18 +59,19 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def _prctl(option: int, value: int) -> None:
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
 class Guard:
     def __init__(self, run_directory: str, uid: int | None, gid: int | None) -> None:
         self.run_directory = run_directory
         self.uid = uid
         self.gid = gid
         self.pid = 0
-        self.prctl: Callable[[int, int], int] | None = None
-        if sys.platform.startswith("linux"):
-            import ctypes
-
-            prctl = ctypes.CDLL(None).prctl
-            self.prctl = lambda option, value: int(prctl(option, ctypes.c_ulong(value), 0, 0, 0))
         self.wake, wake_write = os.pipe()
         for end in (self.wake, wake_write):
             os.set_blocking(end, False)
@@ -84,10 +79,9 @@ class Guard:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
-        if self.prctl is not None:
-            # The children of a killed postmaster become ours instead of the first process's, which in a container may
-            # never reap them. So we also know when the last of them is gone.
-            self.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        # The children of a killed postmaster become ours instead of the first process's, which in a container may never
+        # reap them. So we also know when the last of them is gone.
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self) -> None:
         """Run commands until standard input is closed, then stop the server and remove the run directory."""
@@ -142,9 +136,8 @@ class Guard:
             os.setgid(self.gid)
             os.setuid(self.uid)
         os.umask(0o077)
-        if self.prctl:
-            # After setuid, which clears it. Immediate shutdown: without us, nothing would supervise a slower one.
-            self.prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+        # After setuid, which clears it. Immediate shutdown: without us, nothing would supervise a slower one.
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
         if os.getppid() != guard:
             os._exit(127)  # the guard died before the kernel knew that it should signal us
         os.execve(argv[0], argv, os.environ)
@@ -198,11 +191,8 @@ class Guard:
                 self.reply(f"exited {os.waitstatus_to_exitcode(status)}")
 
     def end_orphans(self) -> None:
-        """Kill the backends of an ended postmaster; they would end only after their current statement.
-
-        Until then no new server could start on the data. If we are not their reaper, there are none to find.
-        """
-        while children := _children_of(os.getpid()):
+        """Kill the backends of an ended postmaster: until they end, no new server could start on the data."""
+        while children := _children_of(os.getpid()):  # none if we are not their reaper
             for child in children:
                 _send(child, signal.SIGKILL)
                 with suppress(ChildProcessError):

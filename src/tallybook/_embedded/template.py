@@ -13,22 +13,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .account import Account, owner_uid
+from . import EmbeddedError, EmbeddedUnavailable
 from .binaries import major_version, version_text
-from .directories import cache_directory, locked
-from .errors import EmbeddedError, EmbeddedUnavailable
+from .directories import Account, cache_directory, locked, owner_uid
 
 SUPERUSER = "postgres"
 
 # C and UTF8, because they are the same on every machine. Trust on the socket, because only the server's user (and root)
 # can enter its directory. A password over TCP, where every user of the machine can connect.
 _INITDB = (
-    f"--username={SUPERUSER}",
-    "--encoding=UTF8",
-    "--locale=C",
-    "--auth-local=trust",
-    "--auth-host=scram-sha-256",
-)
+    f"--username={SUPERUSER}", "--encoding=UTF8", "--locale=C", "--auth-local=trust", "--auth-host=scram-sha-256",
+)  # fmt: skip
 _INSTALLED = ("bin", "lib", "lib64", "share")
 _UNFINISHED = ".unfinished-"
 _LOG_LINES = 20
@@ -79,11 +74,10 @@ def reachable_binaries(bin_directory: Path, account: Account | None) -> Path:
         )
     cache = cache_directory(account)
     copy = cache / f"install-{_fingerprint(bin_directory)}"
-    copied_bin = copy / home.parent.name / home.name / "bin"
     with locked(cache / "install.lock"):
         if not copy.exists():
             _copy_installation(home, copy)
-    return copied_bin
+    return copy / home.parent.name / home.name / "bin"
 
 
 def _template(cache: Path, bin_directory: Path, account: Account | None, lock: int) -> Path:

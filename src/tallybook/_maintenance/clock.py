@@ -44,8 +44,7 @@ _FIRE = Declared("_schedules_fire(p_plans jsonb, p_at timestamptz) -> row (carri
 _BATCH = 250
 # Seconds that one batch may compute: after a long outage each schedule has many ticks to count, and other work waits.
 _COMPUTING = 0.2
-# Seconds for which the clock relies on the services' own checks, once these report to it.
-_WATCHED = 60.0
+_WATCHED = 60.0  # seconds for which the clock relies on the services' own checks, once these report to it
 # Seconds to wait while another worker runs the clock or holds a row: by then it has fired what is due, or is slow.
 _BUSY, _LONGEST_BUSY = 0.05, 1.0
 _AGAIN = timedelta(hours=1)
@@ -53,8 +52,7 @@ _AGAIN = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    carried: int = 0
-    """Schedules that were due and now have a later tick."""
+    carried: int = 0  # schedules that were due and now have a later tick
     fired: int = 0
     skipped: int = 0
     missed: int = 0
@@ -90,8 +88,7 @@ class Clock:
         self._looked_behind = self._register_at = -math.inf
         self._queries_due = False
         self._warned: set[tuple[str, str]] = set()
-        self.watched_at = -math.inf
-        """When the services' check covered schedules, too. It wakes the clock, which need not check on its own."""
+        self.watched_at = -math.inf  # when the services' check, which wakes the clock, covered schedules, too
 
     def declare(self, declared: Callable[[], Sequence[dict[str, Any]] | None]) -> None:
         """Store these schedules of the app's code from now on, and no others; None: they are for another node."""

@@ -5,8 +5,6 @@ Each answer sets the intervals of the services' checks, so that a change applies
 fall due, such as a scheduled job, runs at its time, without a check.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
@@ -19,9 +17,8 @@ from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._maintenance.clock import ClockWatch
-from tallybook._maintenance.promote import Promoter
-from tallybook._maintenance.rescue import Rescuer
 from tallybook._maintenance.service import REFUSED, Service, happens
+from tallybook._maintenance.services import Promoter, Rescuer
 
 _DUE = Declared("""
   services_due(services text[], after timestamptz, worker int, queues text[])
@@ -32,12 +29,10 @@ _LOOK = _DUE.select(
     " extract(epoch from next_tick_at - clock_timestamp())::float8, extract(epoch from clock_timestamp())::float8"
 )
 _FORWARD = Declared("_clock_forward(p_by interval) -> void", p_by="make_interval(secs => {seconds:float8})")
-# Seconds. A larger step of the server's clock is stored; see _clock_back.sql.
-_STEP = 10.0
+_STEP = 10.0  # seconds; a larger step of the server's clock is stored, see _clock_back.sql
 # Seconds: the longest time between two checks, so that changed intervals are noticed, however long they are.
 _LONGEST = 5.0
-# Seconds until a refused service tries again: another worker's run has ended by then.
-_AGAIN = 0.1
+_AGAIN = 0.1  # seconds until a refused service tries again: another worker's run has ended by then
 
 Row = tuple[list[str], float | None, datetime | None, bool, int, list[str], list[timedelta], float | None, float]
 
@@ -53,8 +48,7 @@ class MaintenanceLoop:
     _idle_queues: Callable[[], Sequence[str]]
     _on_looked: Callable[[float, bool], None]
     _look_at: float = 0.0
-    _clock: tuple[float, float] = (math.inf, 0.0)
-    """The server's clock and the loop's clock at the last check."""
+    _clock: tuple[float, float] = (math.inf, 0.0)  # the server's clock and the loop's clock at the last check
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -17,16 +17,13 @@ from typing import Any, Final
 from tallybook._db.aside import end
 from tallybook._db.declared import Declared
 from tallybook._db.driver import Error
-from tallybook._db.link import Link
+from tallybook._db.link import Link, SocketTimeout
 from tallybook._db.policy import Action, action_for, backoff, first_line
-from tallybook._db.socket_timeout import SocketTimeout
 
 log = logging.getLogger("tallybook.worker")
 
-LONGEST: Final = 600.0
-"""Seconds that one query may take; then it is cancelled, and its tick is stored as failed."""
-AT_ONCE: Final = 4
-"""How many queries one worker runs at the same time; with fewer slow ones, no other query is delayed."""
+LONGEST: Final = 600.0  # seconds that one query may take; then it is cancelled, and its tick is stored as failed
+AT_ONCE: Final = 4  # how many queries one worker runs at the same time; with fewer slow ones, no other query is delayed
 
 _FIRE = Declared("""
   _schedule_fire_query(p_plan jsonb, p_at timestamptz)
@@ -34,8 +31,7 @@ _FIRE = Declared("""
 _FAILED = Declared("_schedule_query_failed(p_plan jsonb, p_reason text, p_at timestamptz) -> boolean")
 _TIME = "select set_config('statement_timeout', %s, true), set_config('lock_timeout', '0', true)"
 _TRIES = 3
-# Seconds until a retry when another worker is firing it, or its connection was lost.
-_NOT_BEFORE = 5.0
+_NOT_BEFORE = 5.0  # seconds until a retry when another worker is firing it, or its connection was lost
 
 Plan = dict[str, Any]
 

@@ -23,8 +23,7 @@ _APART = 0.25
 _LOCKED = 0.05
 # How many jobs with fair keys to keep in line: a fast worker with many slots would find too few between two checks.
 _LINE, _LONGEST_LINE = 200, 1000
-# Seconds: another worker is releasing, so this one must check for what was claimed since that one began.
-_AGAIN = 0.01
+_AGAIN = 0.01  # seconds; another worker is releasing, so this one must check for what was claimed since that began
 
 
 class Parents(Release):

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Final
 
 from tallybook._db.link import Link
 
-REFUSED: Final = "refused"
-"""Another worker is running it now."""
+REFUSED: Final = "refused"  # another worker is running it now
 
 
 async def happens(event: asyncio.Event, seconds: float | None) -> bool:
@@ -35,17 +34,13 @@ class Service(ABC):
     """Maintenance that any worker runs, one at a time; the loop decides when."""
 
     name: ClassVar[str]
-    every = 5.0
-    """Seconds; updated from `tallybook.service` at each check."""
+    every = 5.0  # seconds; updated from `tallybook.service` at each check
 
     def __init__(self, link: Link, on_work: Callable[[], object] = lambda: None) -> None:
         self._link = link
-        self._on_work = on_work
-        """Called when jobs can be claimed."""
-        self.look_at = 0.0
-        """When to check for work, on the loop's clock."""
-        self.run_at = math.inf
-        """When to run without a check, because something is known to be due then."""
+        self._on_work = on_work  # called when jobs can be claimed
+        self.look_at = 0.0  # when to check for work, on the loop's clock
+        self.run_at = math.inf  # when to run without a check, because something is known to be due then
         self.looked_at = -math.inf
 
     async def _row(self, sql: str, *params: object) -> Any:
@@ -68,8 +63,7 @@ class Service(ABC):
 class Release(Service):
     """A service that releases waiting jobs: at once when notified, and about once a second while any wait."""
 
-    released_at = 0
-    """The column of its row with the number of released jobs."""
+    released_at = 0  # the column of its row with the number of released jobs
 
     def __init__(self, link: Link, told: asyncio.Event, on_work: Callable[[], object]) -> None:
         super().__init__(link, on_work)

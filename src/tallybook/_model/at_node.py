@@ -10,8 +10,7 @@ class At:
 
     name: str
     dsn: str = field(repr=False)
-    list_dsn: str = field(repr=False)
-    """The DSN of the database that has the list of nodes."""
+    list_dsn: str = field(repr=False)  # the DSN of the database that has the list of nodes
 
 
 at_node: ContextVar[At | None] = ContextVar("tallybook_node", default=None)

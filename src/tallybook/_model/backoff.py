@@ -3,10 +3,6 @@
 A policy is a value with one method, `delay(failures)`. `failures` counts the failures so far, this one included, so it
 is 1 after the first. Snoozes, rate limits and crashes are not failures and do not lengthen the delay.
 
-    Exponential(timedelta(minutes=5))    5, 10, 20, 40, 80 min, ... at most 6 hours
-    Constant(timedelta(seconds=30))      30 s, always
-    Linear(timedelta(minutes=1))         1, 2, 3, ... min, at most 6 hours
-
 The three classes have a JSON form, in which a job's row stores them for programs in any language:
 
     {"exponential": {"first": "5 min", "factor": 2, "cap": "6 h", "jitter": false}}
@@ -39,7 +35,6 @@ class Backoff(Protocol):
 
         `rng` returns a number in [0, 1) and is for tests; the worker passes only `failures`.
         """
-        ...
 
 
 Retry = Backoff | Callable[[int], timedelta | None] | Callable[[int, BaseException], timedelta | None]
@@ -174,14 +169,11 @@ def to_json(policy: object) -> dict[str, dict[str, object]]:
     """
     for form, cls in _FORMS.items():
         if type(policy) is cls:
-            given = {field.name: getattr(policy, field.name) for field in fields(cls)}
-            return {form: {key: _plain(value) for key, value in given.items() if value is not None}}
+            given = ((field.name, getattr(policy, field.name)) for field in fields(cls))
+            text = {key: format_duration(v) if isinstance(v, timedelta) else v for key, v in given if v is not None}
+            return {form: text}
     hint = "Declare it with app.retry_policy('ours', ...) and write retry='ours'; the row stores its name"
     raise ConfigError("retry", policy, "not one of Exponential, Constant, Linear", hint=hint)
-
-
-def _plain(value: object) -> object:
-    return format_duration(value) if isinstance(value, timedelta) else value
 
 
 def from_json(value: object) -> Backoff:
@@ -224,11 +216,9 @@ def _check(policy: str, **durations: timedelta) -> None:
         raise ConfigError(f"{policy}.cap", durations["cap"], f"less than the first delay, {durations['first']}")
 
 
-DEFAULT: Backoff = Exponential(timedelta(seconds=5), jitter=True)
-"""The policy of a task that names none."""
+DEFAULT: Backoff = Exponential(timedelta(seconds=5), jitter=True)  # the policy of a task that names none
 
-NoRetry = type[BaseException] | tuple[type[BaseException], ...]
-"""A class of exceptions, or several."""
+NoRetry = type[BaseException] | tuple[type[BaseException], ...]  # a class of exceptions, or several
 
 _MOST_MEMBERS = 10_000
 

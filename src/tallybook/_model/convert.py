@@ -1,7 +1,6 @@
 """Converters of single JSON values to Python values, for annotations without others inside. See decoder.py."""
 
 import json
-import sys
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
@@ -13,8 +12,7 @@ from tallybook._model.durations import parse_iso_duration
 from tallybook._model.failure import safe_text
 from tallybook._model.plain import SCALARS, Unfit, Walk, kind_name
 
-Convert = Callable[[Any], Any]
-"""Takes a JSON value and returns it as the annotation requires. Raises only Unfit, which has the path."""
+Convert = Callable[[Any], Any]  # returns a JSON value as the annotation requires; raises only Unfit, which has the path
 
 
 def json_kind(value: object) -> str:
@@ -67,17 +65,6 @@ def instance(cls: type) -> Convert:
         return value
 
     return convert
-
-
-def struct(annotation: Any, cls: type) -> Convert:
-    """Return a converter for a msgspec struct, by msgspec, which is then already imported."""
-    read: Callable[..., Any] = sys.modules["msgspec"].convert
-    return guard(cls, lambda value: read(value, annotation, str_keys=True))
-
-
-def pydantic_model(annotation: Any, cls: type) -> Convert:
-    """Return a converter for a pydantic model. It reads JSON text, because strict models take no date from a str."""
-    return guard(cls, lambda value: annotation.model_validate_json(json.dumps(value)))
 
 
 def enumeration(cls: type[Enum]) -> Convert:

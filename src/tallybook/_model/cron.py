@@ -19,14 +19,9 @@ from cronsim import CronSim, CronSimError
 from tallybook.errors import ConfigError, ExpressionError
 
 NAMES = {
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
+    "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *", "@monthly": "0 0 1 * *", "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@hourly": "0 * * * *",
+}  # fmt: skip
 SHORTEST, LONGEST = timedelta(seconds=1), timedelta(days=366)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIELDS = ("second", "minute", "hour", "day-of-month", "month", "day-of-week")
@@ -185,11 +180,8 @@ def _checked(expression: object, option: str) -> str:
 
 
 def _change(tz: tzinfo, instant: datetime) -> datetime | None:
-    """Return the latest change of the zone's offset in the last 26 hours, to the second, or None.
-
-    A change in the next second counts, too: cronsim's first step crosses it.
-    """
-    low, high = instant - _ASKEW, instant + timedelta(seconds=2)
+    """Return the latest change of the zone's offset in the last 26 hours, to the second, or None."""
+    low, high = instant - _ASKEW, instant + timedelta(seconds=2)  # cronsim's first step crosses the next second, too
     now = high.astimezone(tz).utcoffset()
     if low.astimezone(tz).utcoffset() == now:
         return None

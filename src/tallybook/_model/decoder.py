@@ -17,6 +17,8 @@ Strict for annotations that need a conversion; others cost nothing:
 """
 
 import dataclasses
+import json
+import sys
 import types
 import typing
 from collections import abc
@@ -40,10 +42,7 @@ _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final
 
 
 def decode(annotation: object, value: object, *, task: str, what: str = "args") -> Any:
-    """Convert the JSON value by `annotation`. Raises PayloadError, with the path, for a value that does not fit.
-
-    This builds the converter on each call; for many values of one annotation, keep the result of `compile_decoder`.
-    """
+    """Convert the JSON value by `annotation`, with a new converter. Raises PayloadError, with the path."""
     convert = compile_decoder(annotation, task=task)
     if convert is None:
         return value
@@ -104,9 +103,11 @@ def _class(annotation: Any, cls: Any) -> Convert:  # noqa: PLR0911 - one return 
     if issubclass(cls, Enum):
         return leaf.enumeration(cls)
     if hasattr(cls, "__struct_fields__"):
-        return leaf.struct(annotation, cls)
+        msgspec = sys.modules["msgspec"]  # imported by the struct's module
+        return leaf.guard(cls, lambda value: msgspec.convert(value, annotation, str_keys=True))
     if callable(getattr(cls, "model_validate_json", None)):
-        return leaf.pydantic_model(annotation, cls)
+        # It reads JSON text, because strict models take no date from a str.
+        return leaf.guard(cls, lambda value: annotation.model_validate_json(json.dumps(value)))
     if typing.is_typeddict(cls):
         return _typed_dict(cls)
     if hasattr(cls, "__dataclass_fields__"):

@@ -1,8 +1,5 @@
 """Durations in human form: `timedelta` in Python, PostgreSQL's words in options, settings and SQL.
 
-    parse_duration("1 hour 30 min")   timedelta(seconds=5400)
-    format_duration(timedelta(minutes=5))   "5 min"
-
 `parse_duration` and PostgreSQL's `interval` read all output of `format_duration` alike. A month or a year is refused,
 because it has no fixed length. A bare number is refused, too: `300` may mean seconds, milliseconds or minutes.
 A day is 24 hours here, but a calendar day in an `interval`; across changes of a zone's offset, pass the seconds.
@@ -24,14 +21,16 @@ _UNITS = {  # microseconds each: exactly the spellings that PostgreSQL accepts
     604_800_000_000: "w week weeks",
 }
 _MICROSECONDS = {word: size for size, words in _UNITS.items() for word in words.split()}
-_PARTS = re.compile(
-    r"\s*(?:([0-9]+):([0-9]{2})(?::([0-9]{2}(?:\.[0-9]+)?))?|([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]+))"
-)
+_PART = re.compile(r"\s*(?:([0-9]+):([0-9]{2})(?::([0-9]{2}(?:\.[0-9]+)?))?|([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]+))")
 _ISO = re.compile(
     r"(-?)P(?:(-?[0-9]+)W)?(?:(-?[0-9]+)D)?"
     r"(?:T(?:(-?[0-9]+)H)?(?:(-?[0-9]+)M)?(?:(-?[0-9]+(?:\.[0-9]+)?)S)?)?"
 )
 _ISO_SIZES = (604_800_000_000, 86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000)
+_WORDS = (
+    (86_400_000_000, "day", "days"), (3_600_000_000, "hour", "hours"), (60_000_000, "min", "min"),
+    (1_000_000, "s", "s"), (1_000, "ms", "ms"), (1, "us", "us"),
+)  # fmt: skip
 _EXAMPLES = "Write '30 s', '5 min', '1 hour 30 min', '2 days', or pass a timedelta"
 
 
@@ -65,7 +64,7 @@ def _microseconds(text: str) -> int:
         return _iso_microseconds(text.upper())
     total, at, lowered = Decimal(0), 0, text.lower()
     while at < len(lowered):
-        part = _PARTS.match(lowered, at)
+        part = _PART.match(lowered, at)
         if part is None:
             raise ValueError("not a duration" if re.search("[a-z:]", lowered) else "a duration needs a unit")
         at = part.end()
@@ -89,14 +88,7 @@ def format_duration(duration: timedelta) -> str:
     rest = abs(duration // timedelta(microseconds=1))
     sign = "-" if duration < timedelta(0) else ""
     parts = []
-    for size, one, many in (
-        (86_400_000_000, "day", "days"),
-        (3_600_000_000, "hour", "hours"),
-        (60_000_000, "min", "min"),
-        (1_000_000, "s", "s"),
-        (1_000, "ms", "ms"),
-        (1, "us", "us"),
-    ):
+    for size, one, many in _WORDS:
         count, rest = divmod(rest, size)
         if count:
             parts.append(f"{sign}{count} {one if count == 1 else many}")

@@ -117,18 +117,12 @@ class _Rendering:
         frames = frames[next((at for at, (frame, _) in enumerate(frames) if not _is_ours(frame)), 0) :]
         if not frames:
             return []
-        head = min(10, self.frames // 5)
-        lines = ["Traceback (most recent call last):\n"]
-        if len(frames) > self.frames:
-            left_out = f"  [{len(frames) - self.frames} frames are left out]\n"
-            shown = frames[:head], frames[len(frames) - (self.frames - head) :]
-        else:
-            left_out, shown = "", (frames, [])
-        self.frames -= len(shown[0]) + len(shown[1])
-        for part in shown:
-            lines.extend(traceback.StackSummary.extract(iter(part), lookup_lines=True).format())
-            lines.append(left_out)
-            left_out = ""
+        extract, left_out = traceback.StackSummary.extract, len(frames) - self.frames
+        head = len(frames) if left_out <= 0 else min(10, self.frames // 5)
+        lines = ["Traceback (most recent call last):\n", *extract(iter(frames[:head])).format()]
+        if left_out > 0:
+            lines += [f"  [{left_out} frames are left out]\n", *extract(iter(frames[head + left_out :])).format()]
+        self.frames = max(0, -left_out)
         return lines
 
 

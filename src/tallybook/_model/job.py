@@ -71,19 +71,7 @@ def checked_reason(reason: str | None) -> str | None:
     return reason
 
 
-Parent = Job | JobCall | int
-"""A stored job, or one that the same call enqueues."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arranged:
-    """The jobs of a call in the order of insertion."""
-
-    jobs: list[JobCall]
-    parents: list[list[int]]
-    """Per job: ids of stored parents; -1 is the first of these jobs, -2 the second, ..."""
-    places: list[int]
-    """For each job in the caller's order, its position in `jobs`."""
+Parent = Job | JobCall | int  # a stored job, or one that the same call enqueues
 
 
 def checked_after(after: object) -> tuple[int | JobCall, ...]:
@@ -118,12 +106,13 @@ def with_follow_up(jobs: Iterable[JobCall], then: JobCall | None) -> list[JobCal
     return [*jobs, replace(then, options=options)]
 
 
-def arranged(jobs: Sequence[JobCall]) -> Arranged:
+def arranged(jobs: Sequence[JobCall]) -> tuple[list[JobCall], list[list[int]], list[int]]:
     """Order the jobs so that each comes after its parents. Raises InvalidArgument if a described parent is missing.
 
-    Cycles cannot occur: a job is described after its parents.
+    Returns them, the ids of each job's stored parents (-1 is the first of these jobs, -2 the second, ...), and, in the
+    caller's order, each job's position in the new one.
     """
-    among: dict[int, list[int]] = {}
+    among: dict[int, list[int]] = {}  # without cycles: a job is described after its parents
     for at, job in enumerate(jobs):
         among.setdefault(id(job), []).append(at)
     places = [-1] * len(jobs)
@@ -146,7 +135,7 @@ def arranged(jobs: Sequence[JobCall]) -> Arranged:
     numbers = {of: [-1 - places[at] for at in found] for of, found in among.items()}
     # A parent that is not among these jobs is the id of a stored one.
     parents = [[n for parent in jobs[at].options.after for n in numbers.get(id(parent), [parent])] for at in order]
-    return Arranged([jobs[at] for at in order], parents, places)
+    return [jobs[at] for at in order], parents, places
 
 
 def _found(among: dict[int, list[int]], call: JobCall, at: int) -> list[int]:
@@ -157,13 +146,10 @@ def _found(among: dict[int, list[int]], call: JobCall, at: int) -> list[int]:
 
 
 def with_headers(jobs: Sequence[JobCall], headers: Callable[[str | None], str | None]) -> list[JobCall]:
-    """Return these jobs with other headers, as JSON text. Parents stay parents, and shared options stay shared.
-
-    It also takes subjects, which have no parents.
-    """
+    """Return these jobs, or subjects, with other headers (JSON). Parents stay parents, shared options shared."""
     options: dict[int, Options] = {}
     made: dict[int, JobCall] = {}
-    for job in arranged(jobs).jobs if any(job.options.after for job in jobs) else jobs:
+    for job in arranged(jobs)[0] if any(job.options.after for job in jobs) else jobs:
         found = options.get(id(job.options))
         if found is None:
             after = tuple(parent if isinstance(parent, int) else made[id(parent)] for parent in job.options.after)

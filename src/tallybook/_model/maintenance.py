@@ -66,8 +66,7 @@ class AuditRow:
     """The effect."""
 
 
-LEVELS = ("ok", "note", "warning", "problem")
-"""From good to bad."""
+LEVELS = ("ok", "note", "warning", "problem")  # from good to bad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from tallybook._model.job_info import JobLine
 from tallybook.errors import InvalidArgument
 
-END = "."
-"""The position of a node whose list has ended."""
+END = "."  # the position of a node whose list has ended
 
 
 R = TypeVar("R")

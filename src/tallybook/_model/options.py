@@ -11,8 +11,7 @@ from tallybook._model.backoff import Backoff, as_policy, to_json
 from tallybook._model.durations import parse_duration, seconds_text
 from tallybook.errors import ConfigError
 
-Unique = str | bool | tuple[str, ...]
-"""A key; or True, to derive it from all args; or the names of the args to derive it from."""
+Unique = str | bool | tuple[str, ...]  # a key; or True: from all args; or the names of the args to derive it from
 
 ON_CONFLICT = ("skip", "raise", "replace_args", "raise_priority", "push_run_at")
 """The effect of an enqueue on the live job that has its unique key."""
@@ -38,24 +37,17 @@ class Options:
     run_at: datetime | None = None
     delay: timedelta | None = None
     max_attempts: int | None = None
-    headers: str | None = None
-    """As JSON text."""
+    headers: str | None = None  # as JSON text
     on_conflict: str = "skip"
     unique_while: str = "running"
     order_key: str | None = None
     expires_at: datetime | None = None
-    retry: str | Backoff | None = None
-    """The name of a policy, or a policy that a row can store."""
-    version: int = 1
-    """The version of the task's args."""
-    after: tuple[Any, ...] = ()
-    """The jobs that it waits for: ids, and descriptions of jobs of the same call."""
-    on_parent: str | None = None
-    """completed or any; None: completed, but any for a follow-up."""
-    limits: tuple[str, ...] = ()
-    """The keys of its limits. `{name}` is replaced by the value of an arg when the job is described."""
-    fair_key: str | None = None
-    """The key whose jobs alternate with those of other keys in the queue; `{name}` as in limits."""
+    retry: str | Backoff | None = None  # the name of a policy, or a policy that a row can store
+    version: int = 1  # the version of the task's args
+    after: tuple[Any, ...] = ()  # the jobs that it waits for: ids, and descriptions of jobs of the same call
+    on_parent: str | None = None  # completed or any; None: completed, but any for a follow-up
+    limits: tuple[str, ...] = ()  # keys of limits; `{name}` is replaced by an arg when the job is described
+    fair_key: str | None = None  # its jobs alternate with those of other keys in the queue; `{name}` as in limits
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue, 64)
@@ -245,3 +237,28 @@ def checked_links(links: Mapping[str, object]) -> dict[str, str]:
             raise ConfigError("links", text[:100], f"the key of {kind!r} must have 1 to 200 bytes")
         found[kind] = text
     return found
+
+
+# Names from other queues, for errors that give ours.
+METHODS = dict.fromkeys(
+    ("delay", "apply_async", "defer", "defer_async", "send", "kiq", "enqueue_async", "perform_async", "si", "s"),
+    "enqueue(conn, ...), or .enqueue_sync(conn, ...) without an event loop",
+) | {"apply": "(...): a task is called as the function that it is", "configure": "with_(...)", "signature": "job(...)"}
+"""Methods of other queues' tasks, and what to write instead."""
+
+OF_APP = frozenset(("enqueue", "enqueue_sync", "send_task", "delay", "defer", "add_job", "enqueue_job", "queue"))
+"""Names under which the apps of other queues enqueue; here a task does that."""
+
+OPTIONS = {
+    "countdown": "delay", "schedule_in": "delay", "defer_by": "delay", "eta": "run_at", "schedule_at": "run_at",
+    "scheduled_at": "run_at", "at": "run_at", "expires": "expires_at", "expires_in": "expires_at", "lock": "order_key",
+    "queueing_lock": "unique", "unique_key": "unique", "dedupe_key": "unique", "max_retries": "max_attempts",
+    "retries": "max_attempts", "queue_name": "queue",
+}  # fmt: skip
+"""Options of other queues, and ours."""
+
+
+def as_option(name: str) -> str | None:
+    """Return what to write for an option of another queue, or None for an unknown name."""
+    ours = OPTIONS.get(name)
+    return None if ours is None else f"Pass options of a job by with_: with_({ours}=...)"

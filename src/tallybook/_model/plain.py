@@ -150,11 +150,8 @@ def _key(key: object) -> str:
     if issubclass(type(key), str):
         return str.__str__(key)
     # json.dumps would convert 1 to "1" and None to "null", and the handler would not find its key.
-    raise Unfit(f"key {_short(key)} is {kind_name(type(key))}, not a string")
-
-
-def _short(key: object) -> str:
-    return repr(key)[:60] if type(key) in SCALARS and not (type(key) is int and key.bit_length() > 200) else "..."
+    is_short = type(key) in SCALARS and not (type(key) is int and key.bit_length() > 200)
+    raise Unfit(f"key {repr(key)[:60] if is_short else '...'} is {kind_name(type(key))}, not a string")
 
 
 def _check_scalar(value: object) -> None:
@@ -203,13 +200,8 @@ def _decimal(value: Decimal) -> str:
 
 
 _WRITERS: dict[type, Callable[..., object]] = {
-    datetime: _datetime,
-    date: date.isoformat,
-    time: _time,
-    timedelta: iso_duration,
-    UUID: str,
-    Decimal: _decimal,
-}
+    datetime: _datetime, date: date.isoformat, time: _time, timedelta: iso_duration, UUID: str, Decimal: _decimal,
+}  # fmt: skip
 
 _SUBCLASS_WRITERS: tuple[tuple[type, Callable[..., object]], ...] = (
     # The unbound methods return plain copies without running code of the subclass.

@@ -66,8 +66,7 @@ class ConcurrencyRule:
     name: str
     most: int
     per_node: bool = False
-    skips: bool = False
-    """A job that finds no free permit is cancelled."""
+    skips: bool = False  # a job that finds no free permit is cancelled
 
     def __post_init__(self) -> None:
         _check_limit_name("concurrency_limit", self.name)

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import Any
 
-LONGEST = timedelta(hours=24)
-"""No Retry-After delays a job for longer than this; its retry policy may."""
+LONGEST = timedelta(hours=24)  # no Retry-After delays a job for longer than this; its retry policy may
 
 _LONGEST_TEXT = 100
 _MEMBERS = 100
@@ -34,22 +34,17 @@ def retry_after(error: BaseException, now: datetime) -> timedelta | None:
     Its own value has precedence over its cause's; of several members of a group the longest counts. Never raises,
     whatever the attributes of the exception do.
     """
-    found = _of_one(error, now)
-    if found is None:
-        others = [_of_one(other, now) for other in _around(error)]
-        found = max((other for other in others if other is not None), default=None)
-    return found
-
-
-def _around(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
+    if (found := _of_one(error, now)) is not None:
+        return found
+    others: list[BaseException] = []
     with suppress(BaseException):  # a property of a crafted exception may raise anything, here and below
         if error.__cause__ is not None:
-            found.append(error.__cause__)
+            others.append(error.__cause__)
     with suppress(BaseException):
         if isinstance(error, BaseExceptionGroup):
-            found.extend(islice(error.exceptions, _MEMBERS))
-    return found
+            others.extend(islice(error.exceptions, _MEMBERS))
+    waits = [wait for other in others if (wait := _of_one(other, now)) is not None]
+    return max(waits, default=None)
 
 
 def _of_one(error: BaseException, now: datetime) -> timedelta | None:
@@ -113,8 +108,6 @@ def _seconds(number: float | Decimal) -> timedelta | None:
 
 def _http_date(text: str) -> datetime | None:
     """Return a date in one of the three forms of HTTP, aware; None for any other text."""
-    from email.utils import parsedate_to_datetime
-
     try:
         found = parsedate_to_datetime(text)
     except Exception:  # of its parts: ValueError, TypeError, IndexError, OverflowError

@@ -14,8 +14,7 @@ from tallybook._model.job import JobCall
 from tallybook._model.options import whole
 from tallybook.errors import ConfigError
 
-LATE = timedelta(seconds=60)
-"""A tick that is found later than this was missed."""
+LATE = timedelta(seconds=60)  # a tick that is found later than this was missed
 
 MISSED = ("once", "skip", "all")
 _MOST_COUNTED = 1000
@@ -117,10 +116,8 @@ def due(name: str, ticks: Rule, tick: datetime, jitter: timedelta) -> datetime:
 class Plan:
     """The actions for one schedule that is due."""
 
-    ticks: list[datetime]
-    """Fire these: they are not late."""
-    late: list[datetime] = field(default_factory=list)
-    """Fire these although they were missed."""
+    ticks: list[datetime]  # fire these: they are not late
+    late: list[datetime] = field(default_factory=list)  # fire these although they were missed
     missed_from: datetime | None = None
     """The first missed tick that is not fired, and the number of them; 1000 means 1000 or more."""
     missed_ticks: int = 0

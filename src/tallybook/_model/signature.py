@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import cached_property
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from tallybook._model.mistakes import as_option
+from tallybook._model.options import as_option
 from tallybook._model.plain import Unfit
 from tallybook.errors import PayloadError, SignatureError
 
@@ -54,15 +55,10 @@ class _Plan:
     never_none: tuple[tuple[str, type], ...]  # parameters whose annotation is one of _NEVER_NONE
 
 
-class _Dots:
-    def __repr__(self) -> str:
-        return "..."
-
-
 def _shown(parameters: list[inspect.Parameter]) -> str:
     # Without annotations and defaults: the repr of a default is the user's code, and may be long or secret.
-    short = [p.replace(annotation=_EMPTY, default=p.default if p.default is _EMPTY else _Dots()) for p in parameters]
-    return str(inspect.Signature(short))
+    short = [p.replace(annotation=_EMPTY, default=p.default if p.default is _EMPTY else ...) for p in parameters]
+    return str(inspect.Signature(short)).replace("=Ellipsis", "=...")
 
 
 class ArgsModel:
@@ -181,12 +177,14 @@ class ArgsModel:
         if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
             self._refuse_var_positional()
         hints = self._hints([parameter.name for parameter in parameters])
-        count = 0
-        while count < len(parameters) and self._special(parameters[count], hints):
-            count += 1
-        specials, rest = parameters[:count], parameters[count:]
+
+        def is_special(p: inspect.Parameter) -> bool:
+            return p.kind is not p.VAR_KEYWORD and p.name in hints and self._is_special(hints[p.name])
+
+        specials = list(takewhile(lambda p: p.kind is not p.KEYWORD_ONLY and is_special(p), parameters))
+        rest = parameters[len(specials) :]
         for parameter in rest:
-            if parameter.kind is not parameter.VAR_KEYWORD and self._special(parameter, hints, anywhere=True):
+            if is_special(parameter):
                 raise SignatureError(self.task, f"the worker supplies parameter {parameter.name!r}: put it first")
         self._check_specials([hints[parameter.name] for parameter in specials])
         named = [parameter for parameter in rest if parameter.kind is not parameter.VAR_KEYWORD]
@@ -233,11 +231,6 @@ class ArgsModel:
                     hint = "import it at the top of the module, not under TYPE_CHECKING"
                     raise SignatureError(self.task, f"{what}; {hint}") from None
         return hints
-
-    def _special(self, parameter: inspect.Parameter, hints: dict[str, Any], *, anywhere: bool = False) -> bool:
-        if not anywhere and parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
-            return False
-        return parameter.name in hints and self._is_special(hints[parameter.name])
 
     def _refuse_var_positional(self) -> None:
         raise SignatureError(self.task, "*args is not supported: args are stored by name; use a list instead")

@@ -18,15 +18,13 @@ What = TypeVar("What", JobCall, "SubjectCall", list[JobCall], "list[SubjectCall]
 """The argument of an enqueue: one job or subject, or a batch."""
 
 _MOST_BYTES = 8_000
-# jsonb writes a number with an exponent in full; no Python float needs more digits than this.
-_DIGITS = 330
+_DIGITS = 330  # jsonb writes a number with an exponent in full; no Python float needs more digits than this
 
 
 class Sending(Protocol[What]):
     """One enqueue in progress."""
 
-    what: What
-    """The jobs to enqueue instead of the caller's: the same with the trace in their headers."""
+    what: What  # the jobs to enqueue instead of the caller's: the same with the trace in their headers
 
     def sent(self, reports: object) -> None:
         """Called after the insert with a Job or a SubjectReport, or a list of them."""
@@ -39,14 +37,11 @@ class Attempt(Protocol):
     attempt: int
     task_name: str
     queue: str
-    headers: Any
-    """JSON text, or the parsed value."""
+    headers: Any  # JSON text, or the parsed value
     worker_name: str
     in_doubt: bool
-    args: Any
-    """JSON text, or the values by parameter name."""
-    raised: BaseException
-    """The exception that ended it, for example of its handler; not set before."""
+    args: Any  # JSON text, or the values by parameter name
+    raised: BaseException  # the exception that ended it, for example of its handler; not set before
     recorded: Callable[[str], object]
     """Called with the state after its failure, once that is in the database; not set by default."""
     told: Callable[[str, Mapping[str, Any] | None], object] | None

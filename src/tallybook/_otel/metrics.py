@@ -11,8 +11,8 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from tallybook._db import numbers
 from tallybook._db.driver import Error
+from tallybook._db.numbers import COLUMNS, MOST, OTHERS, STATES, Numbers, Shown
 from tallybook._db.policy import first_line
-from tallybook._model.exposition import COLUMNS, MOST, OTHERS, STATES, Numbers, Shown
 
 log = logging.getLogger("tallybook.telemetry")
 

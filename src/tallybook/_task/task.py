@@ -25,15 +25,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self,
 
 from tallybook._db import calls
 from tallybook._db.declared import Call
-from tallybook._db.kinds import kind_of, refused, transaction_kind
 from tallybook._db.source import Source, demand_loop
+from tallybook._db.sync import kind_of, refused, transaction_kind
 from tallybook._db.verb import AsyncConn, SyncConn, Verb, run, run_sync, traced
 from tallybook._model.backoff import DEFAULT, Backoff
-from tallybook._model.contract import Contract, Upgrade
-from tallybook._model.execution import PLAIN, Exclusive, Execution
+from tallybook._model.contract import PLAIN, Contract, Exclusive, Execution, Upgrade
 from tallybook._model.job import Job, JobCall, Parent, checked_after
-from tallybook._model.mistakes import METHODS, as_option
-from tallybook._model.options import Options, Unique, check_arguments, check_name, checked_links
+from tallybook._model.options import METHODS, Options, Unique, as_option, check_arguments, check_name, checked_links
 from tallybook._model.payload import encode
 from tallybook._model.signature import ArgsModel
 from tallybook.errors import ConfigError, PayloadError, SignatureError

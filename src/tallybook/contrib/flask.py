@@ -34,7 +34,7 @@ except ImportError as error:  # pragma: no cover - shown to people
 
 from tallybook._app import App
 from tallybook._cli import cli, errors
-from tallybook._db.both import done
+from tallybook._db.sync import done
 from tallybook.errors import ConfigError
 
 __all__ = ["Tallybook"]

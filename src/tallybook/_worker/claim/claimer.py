@@ -13,7 +13,7 @@ from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._db.roundtrip import RoundTrips
 from tallybook._db.texts import text_array
-from tallybook._maintenance import rebase
+from tallybook._maintenance import services
 from tallybook._maintenance.service import happens
 from tallybook._worker.claim.admission import Admission, array
 from tallybook._worker.claim.shares import PATIENCE
@@ -90,7 +90,7 @@ class Claimer:
         self._book.on.room = self.wake
 
     async def _prepare(self, conn: AsyncConnection) -> None:
-        await rebase.on_connect(conn, cursors=False)  # a claim checks its lane's cursor itself
+        await services.on_connect(conn, cursors=False)  # a claim checks its lane's cursor itself
         self._trips = RoundTrips(conn, _STATEMENTS, prepared=not self.link.pooled)
         await self._trips.open()
 

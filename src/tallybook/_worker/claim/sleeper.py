@@ -13,9 +13,8 @@ from typing import Any
 
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection, Error, OperationalError, connect_async
-from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.link import CONNECT, SocketTimeout, dsn_for_people
 from tallybook._db.policy import Outage
-from tallybook._db.socket_timeout import SocketTimeout
 from tallybook._maintenance.service import happens
 
 log = logging.getLogger("tallybook.worker")

@@ -22,11 +22,10 @@ from pathlib import Path
 from tallybook._db.aside import aside
 from tallybook._db.declared import Declared
 from tallybook._db.driver import Connection, Error, connect
-from tallybook._db.link import CONNECT, Link, dsn_for_people
+from tallybook._db.link import CONNECT, Link, ThreadSocketTimeout, dsn_for_people
+from tallybook._db.migrate import UNDEFINED, refusal
 from tallybook._db.policy import Outage, first_line, is_gone
-from tallybook._db.schema import UNDEFINED, refusal
-from tallybook._db.socket_timeout import ThreadSocketTimeout
-from tallybook._maintenance.fold import FOLD
+from tallybook._maintenance.services import FOLD
 from tallybook._worker.jobs import Book
 from tallybook._worker.settings import WorkerSettings
 

@@ -2,12 +2,9 @@
 
 from tallybook._db.link import Link
 from tallybook._maintenance.clock import Clock, ClockWatch
-from tallybook._maintenance.fold import Folder, Pruner
 from tallybook._maintenance.loop import MaintenanceLoop
-from tallybook._maintenance.promote import Promoter
-from tallybook._maintenance.rebase import Rebaser
 from tallybook._maintenance.releases import FairRelease, Parents, Permits
-from tallybook._maintenance.rescue import Rescuer
+from tallybook._maintenance.services import Folder, Promoter, Pruner, Rebaser, Rescuer
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import DEAL, PLACES, SCHEDULE, SETTLE
 from tallybook._worker.jobs import Callbacks

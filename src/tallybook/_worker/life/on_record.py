@@ -13,9 +13,9 @@ from typing import Any
 from tallybook._db import migrate, rates
 from tallybook._db.driver import Connection, Error, connect
 from tallybook._db.link import CONNECT, Link, dsn_for_people
+from tallybook._db.migrate import UNDEFINED, refusal
 from tallybook._db.nodes import foreign_ids
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
-from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._worker.life.place import Part
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.served_task import ServedTask

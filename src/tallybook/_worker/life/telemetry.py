@@ -19,11 +19,9 @@ from typing import Protocol, TypeAlias
 
 from tallybook._db.aside import aside
 from tallybook._db.driver import Error
-from tallybook._db.link import Link
-from tallybook._db.numbers import ANSWER, Asked, ask
-from tallybook._db.socket_timeout import SocketTimeout
-from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown, of_nodes, of_the_database
-from tallybook._model.exposition import text as exposition
+from tallybook._db.link import Link, SocketTimeout
+from tallybook._db.numbers import ANSWER, CONTENT_TYPE, Asked, Numbers, Sample, Shown, ask, of_nodes, of_the_database
+from tallybook._db.numbers import text as exposition
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book

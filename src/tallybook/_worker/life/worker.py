@@ -9,7 +9,7 @@ from functools import partial
 from tallybook._db import rates
 from tallybook._db.aside import aside, end
 from tallybook._db.link import Link, dsn_for_people
-from tallybook._maintenance import rebase
+from tallybook._maintenance import services
 from tallybook._maintenance.service import ends_or
 from tallybook._model.at_node import at_node
 from tallybook._worker.claim.claimer import Claimer
@@ -66,7 +66,7 @@ class Worker:
         self.dsn = dsn
         self.part, self._place = part, place
         self.book = place.book if place else Book(dict(settings.queues))
-        self.maintenance_link = Link(dsn, settings.name, on_connect=rebase.on_connect)
+        self.maintenance_link = Link(dsn, settings.name, on_connect=services.on_connect)
         handlers = Link(dsn, settings.name)
         finishes = self.maintenance_link if drains else Link(dsn, settings.name)
         self.finisher = Finisher(finishes, self.book)

@@ -25,15 +25,13 @@ from functools import partial
 from typing import Any
 
 from tallybook._db import ends, sync, transactions
-from tallybook._db.both import done
 from tallybook._db.declared import Call
-from tallybook._db.kinds import chain
 from tallybook._db.link import dsn_for_people
 from tallybook._db.policy import backoff, first_line
+from tallybook._db.sync import chain, done
 from tallybook._db.transactions import Begun, Library, conflicts, gone, interrupted
 from tallybook._model.failure import safe_text
-from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
-from tallybook._model.subject_outcome import Reject, SubjectOutcome
+from tallybook._model.outcome import Cancel, Dead, Outcome, Reject, Snooze, SubjectOutcome
 from tallybook._worker.deadline import leavable
 from tallybook._worker.jobs import Running
 from tallybook._worker.run.retrying import LONGEST_REASON, after_rejection, given_up, put_off

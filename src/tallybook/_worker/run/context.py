@@ -15,10 +15,10 @@ from tallybook._db.ends import SubjectEnd, complete
 from tallybook._db.texts import instant
 from tallybook._db.verb import AsyncConn, SyncConn
 from tallybook._model.at_node import at_node
+from tallybook._model.outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
 from tallybook._model.payload import encode
 from tallybook._model.provider import Provider
 from tallybook._model.subject import Subject, subject_of
-from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
 from tallybook._worker.run.lock import Lock
 from tallybook._worker.run.subjects import end_of
 from tallybook._worker.run.turns import Turn

@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from tallybook._model.failure import describe, safe_text
-from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
-from tallybook._model.subject_outcome import Reject, SubjectOutcome
+from tallybook._model.outcome import Cancel, Dead, Outcome, Reject, Snooze, SubjectOutcome
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Running
 from tallybook._worker.run.atomic import Ended

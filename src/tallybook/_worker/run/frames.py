@@ -11,9 +11,19 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tallybook._model.failure import safe_text
-from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
+from tallybook._model.outcome import (
+    Cancel,
+    Complete,
+    Dead,
+    Drop,
+    Kill,
+    Outcome,
+    Reject,
+    Reschedule,
+    Snooze,
+    SubjectOutcome,
+)
 from tallybook._model.payload import encode
-from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule, SubjectOutcome
 from tallybook._worker.run.subjects import details_text
 from tallybook._worker.run.verbs import Postponed
 

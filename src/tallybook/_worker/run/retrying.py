@@ -7,9 +7,8 @@ from typing import Any
 
 from tallybook._model.backoff import Backoff, delay_after, from_json, is_final
 from tallybook._model.failure import safe_text
-from tallybook._model.outcome import Dead, Snooze
+from tallybook._model.outcome import Dead, Reject, Snooze
 from tallybook._model.retry_after import retry_after
-from tallybook._model.subject_outcome import Reject
 from tallybook._worker.jobs import Running
 from tallybook._worker.run.served_task import ServedTask
 from tallybook.errors import ConfigError

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tallybook._model.backoff import Backoff
-from tallybook._model.contract import Contract
-from tallybook._model.execution import Execution
+from tallybook._model.contract import Contract, Execution
 from tallybook._model.options import Options
 from tallybook._model.signature import ArgsModel
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tallybook._db.ends import SubjectEnd, subject_end
 from tallybook._model.failure import safe_text
-from tallybook._model.outcome import Dead
+from tallybook._model.outcome import Complete, Dead, Kill, Reject, SubjectOutcome
 from tallybook._model.payload import encode
 from tallybook._model.subject import subject_of
-from tallybook._model.subject_outcome import Complete, Kill, Reject, SubjectOutcome
 from tallybook._worker.run.retrying import LONGEST_REASON
 from tallybook.errors import NotASubject, PayloadError
 

@@ -22,8 +22,7 @@ from tallybook import Cancel, Context, Dead, Snooze
 from tallybook import Task as Declared
 from tallybook._db import sync
 from tallybook._db.declared import Call
-from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import instant, loads
 from tallybook._worker.run.retrying import after_failure
 from tallybook.contrib.django import _api
 from tallybook.contrib.django._app import App

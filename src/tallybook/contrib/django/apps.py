@@ -16,8 +16,7 @@ from django.db.models.signals import pre_migrate
 import tallybook
 from tallybook._cli.loading import load_app
 from tallybook._db.driver import connect
-from tallybook._db.migrate import latest, migrate
-from tallybook._db.schema import refusal
+from tallybook._db.migrate import latest, migrate, refusal
 from tallybook.contrib.django import _settings
 from tallybook.contrib.django._app import App
 

@@ -12,12 +12,11 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tallybook._db import doctor
 from tallybook._db.driver import Error, connect
-from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.link import CONNECT, SocketTimeout, ThreadSocketTimeout, dsn_for_people
 from tallybook._db.policy import first_line
-from tallybook._db.socket_timeout import SocketTimeout, ThreadSocketTimeout
+from tallybook._db.pooler import LAG, Standby
 from tallybook._db.source import Source
-from tallybook._db.standby import LAG, Standby
-from tallybook._db.stored import READER
+from tallybook._db.texts import READER
 from tallybook._model.maintenance import Finding
 from tallybook.errors import CommitUnknown, QueueUnavailable, TallybookError
 

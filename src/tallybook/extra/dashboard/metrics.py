@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from tallybook._db.numbers import Asked, ask
-from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown, of_nodes, of_the_database, text
+from tallybook._db.numbers import CONTENT_TYPE, Asked, Numbers, Sample, Shown, ask, of_nodes, of_the_database, text
 from tallybook.errors import ConfigError
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.nodes import At, Nodes, sorted_out

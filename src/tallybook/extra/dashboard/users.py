@@ -11,7 +11,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tallybook._model.private_file import open_to_others
+from tallybook._model.provider import open_to_others
 from tallybook.errors import ConfigError
 
 _N, _R, _P = 2**15, 8, 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tallybook._model.options import check_name
-from tallybook._model.private_file import open_to_others
+from tallybook._model.provider import open_to_others
 from tallybook.errors import ConfigError
 
 SCOPES = ("read", "enqueue", "operate", "admin")

@@ -3,8 +3,7 @@
 from typing import Any
 
 from tallybook._db.declared import Call
-from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import instant, loads
 from tallybook._db.verb import run
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields

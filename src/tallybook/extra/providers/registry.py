@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tallybook._db import providers as calls
-from tallybook._db.both import done
 from tallybook._db.declared import Call
 from tallybook._db.source import Source
+from tallybook._db.sync import done
 from tallybook._db.verb import Steps, drive, run, run_sync
 from tallybook._model.at_node import at_node
 from tallybook._model.provider import Provider, Secret

@@ -11,9 +11,8 @@ from pathlib import Path
 from tallybook._db import providers as calls
 from tallybook._db.providers import Stored
 from tallybook._db.verb import Steps
-from tallybook._model.keyring import Keyring, Place, Sealed, parse_keys
 from tallybook._model.options import check_name
-from tallybook._model.provider import Provider, Secret
+from tallybook._model.provider import Keyring, Place, Provider, Sealed, Secret, parse_keys
 from tallybook.errors import ConfigError, SecretError, UnknownProvider
 
 _TRIES = 20
