@@ -16,9 +16,9 @@ from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.nodes import foreign_ids
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
 from tallybook._db.schema import UNDEFINED, refusal
+from tallybook._worker.jobs import ServedTask
 from tallybook._worker.life.place import Part
 from tallybook._worker.run.served import ServedApp
-from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
 

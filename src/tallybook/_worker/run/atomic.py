@@ -35,11 +35,9 @@ from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.subject_outcome import Reject, SubjectOutcome
 from tallybook._worker.deadline import leavable
-from tallybook._worker.jobs import Running
-from tallybook._worker.run.retrying import LONGEST_REASON, after_rejection, given_up, put_off
+from tallybook._worker.jobs import Running, ServedTask
+from tallybook._worker.run.outcomes import LONGEST_REASON, end_of, given_up, put_off, rejected
 from tallybook._worker.run.served import ServedApp
-from tallybook._worker.run.served_task import ServedTask
-from tallybook._worker.run.subjects import end_of, rejection
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
 
 log = logging.getLogger("tallybook.worker")
@@ -261,7 +259,7 @@ def _end(job: Running, known: ServedTask, value: Any) -> tuple[str, Call[str], t
         case Dead():
             return "fail", _fail(attempt, given_up(value, job.worker_name), None, None, final=True), None
         case Reject():
-            then, error = after_rejection(job, known, value), rejection(job, known, value)
+            error, then = rejected(job, known, value)
             return "fail", _fail(attempt, error, then.delay, known.max_attempts, final=then.final), then.delay
         case _:
             raise TypeError(f"{type(value).__name__} is not Snooze, Cancel or Dead")

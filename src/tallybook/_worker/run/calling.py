@@ -12,13 +12,12 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from typing import Any
 
 from tallybook._model.contract import LAST_VERSION
-from tallybook._worker.jobs import Running, current_job
+from tallybook._worker.jobs import Running, ServedTask, current_job
 from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.children import check
 from tallybook._worker.run.common import Common
 from tallybook._worker.run.context import Context
 from tallybook._worker.run.served import ServedApp
-from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.verbs import Verbs
 from tallybook.errors import PayloadError
 

@@ -47,7 +47,7 @@ from tallybook._worker.jobs import Lease, Running, current_job
 from tallybook._worker.run import children
 from tallybook._worker.run.context import Context
 from tallybook._worker.run.frames import KINDS, pack, receive, to_frame
-from tallybook._worker.run.retrying import after_failure
+from tallybook._worker.run.outcomes import after_failure
 from tallybook._worker.run.verbs import Postponed, Verbs, checked_push
 from tallybook.errors import PayloadError
 

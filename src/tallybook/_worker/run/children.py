@@ -26,11 +26,10 @@ from tallybook._model.at_node import at_node
 from tallybook._model.failure import safe_text
 from tallybook._worker import logs
 from tallybook._worker.deadline import deadline_passed
-from tallybook._worker.jobs import Running, spawn
+from tallybook._worker.jobs import Running, ServedTask, spawn
 from tallybook._worker.run import frames
 from tallybook._worker.run.frames import from_frame
-from tallybook._worker.run.retrying import Next
-from tallybook._worker.run.served_task import ServedTask
+from tallybook._worker.run.outcomes import Next
 from tallybook._worker.run.verbs import Verbs
 from tallybook.errors import ConfigError, LeaseLost
 

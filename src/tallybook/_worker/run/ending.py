@@ -10,12 +10,10 @@ from tallybook._model.failure import describe, safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.subject_outcome import Reject, SubjectOutcome
 from tallybook._worker.finish.finisher import Finisher
-from tallybook._worker.jobs import Running
+from tallybook._worker.jobs import Running, ServedTask
 from tallybook._worker.run.atomic import Ended
 from tallybook._worker.run.children import ChildResult, FailedInChild, ProcessDied
-from tallybook._worker.run.retrying import LONGEST_REASON, Next, after_failure, after_rejection, given_up, put_off
-from tallybook._worker.run.served_task import ServedTask
-from tallybook._worker.run.subjects import end_of, rejection
+from tallybook._worker.run.outcomes import LONGEST_REASON, Next, after_failure, end_of, given_up, put_off, rejected
 from tallybook._worker.run.verbs import Postponed
 from tallybook.errors import TallybookError, TransactionError
 
@@ -78,7 +76,7 @@ class Ends:
             case Dead():
                 self._finisher.fail(job, given_up(outcome, self._worker_name), delay=None, limit=None, final=True)
             case Reject():
-                described, then = rejection(job, known, outcome), after_rejection(job, known, outcome)
+                described, then = rejected(job, known, outcome)
                 said = (known.name, job.job_id, job.attempt, described["message"])
                 log.warning("%s %s: attempt %s was rejected: %s", *said)
                 self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)

@@ -18,11 +18,10 @@ from typing import Any
 from tallybook._model.outcome import Outcome
 from tallybook._worker.deadline import Guard, deadline_passed
 from tallybook._worker.finish.finisher import Finisher
-from tallybook._worker.jobs import Book, Running, spawn
+from tallybook._worker.jobs import Book, Running, ServedTask, spawn
 from tallybook._worker.run.calling import Handlers, is_newer
 from tallybook._worker.run.ending import Ends
 from tallybook._worker.run.served import ServedApp
-from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.threads import DaemonThreads
 from tallybook._worker.settings import WorkerSettings
 

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from tallybook._model.rate import BreakerRule, ConcurrencyRule, RateRule
 from tallybook._model.tracing import Tracing
-from tallybook._worker.jobs import Running
+from tallybook._worker.jobs import Running, ServedTask
 from tallybook._worker.run.context import Context
-from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.verbs import Verbs
 from tallybook.extra.providers import Providers
 
