@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance.service import happens
 from tallybook._worker.jobs import Running
-from tallybook._worker.life.place import WHOLE, Part
+from tallybook._worker.life.on_record import WHOLE, Part
 from tallybook._worker.life.worker import Worker
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings

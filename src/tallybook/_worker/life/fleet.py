@@ -27,12 +27,12 @@ from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._worker.claim.shares import Shares
 from tallybook._worker.life import on_record
 from tallybook._worker.life.drain import DrainReport, drain
-from tallybook._worker.life.place import Part, Place
+from tallybook._worker.life.on_record import Part
 from tallybook._worker.life.stopping import WorkerReport
 from tallybook._worker.life.telemetry import FleetTelemetry
 from tallybook._worker.life.watchdog import Watchdog
-from tallybook._worker.life.worker import Worker
-from tallybook._worker.run.common import Common
+from tallybook._worker.life.worker import Place, Worker
+from tallybook._worker.run.calling import Common
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import LOOPBACK, WorkerSettings

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,7 +18,6 @@ from tallybook._db.nodes import foreign_ids
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._worker.jobs import ServedTask
-from tallybook._worker.life.place import Part
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
@@ -27,6 +27,23 @@ log = logging.getLogger("tallybook.worker")
 _TWINS = """\
 select n.name, t.app, t.definition ->> 'queue' from tallybook.tasks t, unnest(t.aliases || t.name) n(name)
  where t.app <> %s and n.name = any (%s) order by n.name"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A node's part of what the code declares for all nodes."""
+
+    at: int = 0
+    """Its position among the nodes, in the order of their numbers."""
+    of: int = 1
+    """How many nodes there are."""
+    home: bool = True
+    """Whether the code's schedules are stored there."""
+    number: int | None = None
+    """The number that the list has for the node; None: the list has no numbers."""
+
+
+WHOLE = Part()
 
 
 def limits(app: ServedApp, part: Part) -> str:

@@ -47,8 +47,10 @@ class Stopping:
     _finisher: Finisher
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by a second stop: running jobs are aborted now."""
+    worn_out: bool = False
+    """As in the report."""
 
-    async def finish(self, *, worn_out: bool = False) -> WorkerReport:
+    async def finish(self) -> WorkerReport:
         """Give back unstarted jobs, let handlers end, abort them after `stop_timeout`; return the worker's report."""
         for job in self._admission.give_back():  # claimed, and not started
             self._give_back_one(job)
@@ -68,7 +70,7 @@ class Stopping:
             dead=counts["dead"],
             released=counts["available"] - failed["available"],
             abandoned=self._runner.abandoned,
-            worn_out=worn_out,
+            worn_out=self.worn_out,
         )
 
     async def let_go(self, seconds: float) -> int:

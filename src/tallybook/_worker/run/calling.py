@@ -9,16 +9,18 @@ import json
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from tallybook._model.contract import LAST_VERSION
 from tallybook._worker.jobs import Running, ServedTask, current_job
 from tallybook._worker.run.atomic import Atomic
-from tallybook._worker.run.children import check
-from tallybook._worker.run.common import Common
+from tallybook._worker.run.children import Children, check
 from tallybook._worker.run.context import Context
 from tallybook._worker.run.served import ServedApp
+from tallybook._worker.run.threads import DaemonThreads
 from tallybook._worker.run.verbs import Verbs
+from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import PayloadError
 
 
@@ -44,6 +46,32 @@ def _surrounded(
             return fn(*positional, **named)
 
     return run
+
+
+class Common:
+    """What all handlers of one process share: threads, one per slot, children, and the state of the app's lifespans."""
+
+    def __init__(self, app: ServedApp, settings: WorkerSettings) -> None:
+        self._app = app
+        self.threads = DaemonThreads(settings.slots, "tallybook-job")
+        self.children = Children(settings.name, min(settings.children or settings.slots, settings.slots))
+        self.state = SimpleNamespace()
+        self._lifespan = AsyncExitStack()
+
+    async def open(self, context: Context) -> None:
+        await enter_lifespans(self._app, context, self._lifespan)
+
+    async def close(self) -> None:
+        """Close the children and the lifespans; leave running threads behind."""
+        await self.children.close()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        await self._lifespan.aclose()
+
+
+async def enter_lifespans(app: ServedApp, context: Context, stack: AsyncExitStack) -> None:
+    """Enter the app's lifespans in the order of declaration; the stack closes them in reverse."""
+    for hook in app._lifespans:
+        await stack.enter_async_context(asynccontextmanager(hook)(context))
 
 
 class Handlers:

@@ -19,9 +19,8 @@ from tallybook._model.payload import encode
 from tallybook._model.provider import Provider
 from tallybook._model.subject import Subject, subject_of
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
-from tallybook._worker.run.lock import Lock
+from tallybook._worker.run.blocks import Lock, Turn
 from tallybook._worker.run.outcomes import end_of
-from tallybook._worker.run.turns import Turn
 from tallybook.errors import LeaseLost, NotASubject, NotSupported
 
 if TYPE_CHECKING:
