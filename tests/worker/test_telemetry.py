@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -245,6 +246,18 @@ async def test_a_blocked_loop_is_not_alive(
     assert "has not turned for" in answers[0][1]
     lag = value(parsed(answers[2][1]), "tallybook_worker_loop_lag_seconds")
     assert lag is not None and lag > 0.1
+
+
+async def test_no_node_is_ready_while_the_loop_is_blocked(app: App, dsn: str) -> None:
+    """While the event loop is blocked, tallybook_worker_ready is 0 for each node, as /readyz is 503."""
+    async with working(app, dsn) as worker:
+        await eventually(lambda: not worker.why_not_ready(), "it runs")
+        endpoint = telemetry.FleetTelemetry(worker.settings, dsn, lambda: {"north": (dsn, worker)})
+        ready = [value(parsed(await endpoint._metrics()), "tallybook_worker_ready", node="north")]
+        endpoint._asked = time.monotonic() - 2 * telemetry.BLOCKED
+        ready.append(value(parsed(await endpoint._metrics()), "tallybook_worker_ready", node="north"))
+        await endpoint._close_databases()
+    assert ready == [1, 0]
 
 
 async def test_hostile_requests_do_not_disturb(

@@ -297,7 +297,7 @@ class FleetTelemetry(Telemetry):
         found: dict[str, dict[str, list[Sample]]] = {}
         for (name, (_, worker)), (_, _, shown), answer in zip(nodes.items(), asked, numbers, strict=True):
             found[name] = of_the_database(answer, shown) | (of_the_node(worker) if worker else {})
-            found[name]["tallybook_worker_ready"] = [((), float(not _why_not(worker)))]
+            found[name]["tallybook_worker_ready"] = [((), float(not (self.why_not_alive() or _why_not(worker))))]
         first = next((worker for _, worker in nodes.values() if worker), None)
         return exposition(of_nodes(found) | self._of_itself() | (of_the_process(first) if first else {}))
 
