@@ -201,10 +201,10 @@ async def test_the_database_is_asked_once_for_many_scrapes(app: App, dsn: str, m
     monkeypatch.setattr(_numbers, "FRESH", 3600.0)
     async with working(app, dsn, metrics_port=0) as worker:
         await until(worker, "/readyz", 200)
-        asked = worker.telemetry._database
-        assert asked.questions == 0  # no scrape, no connection
+        assert worker.telemetry._databases == {}  # no scrape, no connection
         answers = await asyncio.gather(*(page(worker, "/metrics") for _ in range(10)))
         assert {status for status, _ in answers} == {200}
+        _, asked, _ = worker.telemetry._databases[""]
         assert asked.questions == 1
         monkeypatch.setattr(_numbers, "FRESH", 0.0)
         await page(worker, "/metrics")
@@ -252,11 +252,11 @@ async def test_no_node_is_ready_while_the_loop_is_blocked(app: App, dsn: str) ->
     """While the event loop is blocked, tallybook_worker_ready is 0 for each node, as /readyz is 503."""
     async with working(app, dsn) as worker:
         await eventually(lambda: not worker.why_not_ready(), "it runs")
-        endpoint = telemetry.FleetTelemetry(worker.settings, dsn, lambda: {"north": (dsn, worker)})
+        endpoint = telemetry.Telemetry(worker.settings, dsn, nodes=lambda: {"north": (dsn, worker)})
         ready = [value(parsed(await endpoint._metrics()), "tallybook_worker_ready", node="north")]
         endpoint._asked = time.monotonic() - 2 * telemetry.BLOCKED
         ready.append(value(parsed(await endpoint._metrics()), "tallybook_worker_ready", node="north"))
-        await endpoint._close_databases()
+        await endpoint._databases["north"][1].close()
     assert ready == [1, 0]
 
 

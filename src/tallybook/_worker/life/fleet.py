@@ -29,7 +29,7 @@ from tallybook._worker.life import on_record
 from tallybook._worker.life.drain import DrainReport, drain
 from tallybook._worker.life.on_record import Part
 from tallybook._worker.life.stopping import WorkerReport
-from tallybook._worker.life.telemetry import FleetTelemetry
+from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.life.watchdog import Watchdog
 from tallybook._worker.life.worker import Place, Worker
 from tallybook._worker.run.calling import Common
@@ -116,7 +116,7 @@ class Fleet:
         self.common = Common(app, settings)
         self.lives: dict[str, Life] = {}
         self.stopping = asyncio.Event()
-        self.telemetry = FleetTelemetry(settings, dsn, self.shown) if settings.metrics_port is not None else None
+        self.telemetry = Telemetry(settings, dsn, nodes=self.shown) if settings.metrics_port is not None else None
         self.dsn, self._which = dsn, which
         self._link = Link(dsn, settings.name)
         self._fatal: Exception | None = None
