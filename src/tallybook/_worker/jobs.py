@@ -64,7 +64,7 @@ class Callbacks:
     """This many jobs with fair keys were claimed; whether that was fewer than the free slots."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lease:
     """One claim of this process, until all its attempts have ended in the database."""
 
@@ -202,12 +202,6 @@ class ServedTask(Protocol):
     def result_text(self, value: object) -> str | None: ...
 
 
-class Reservation(Protocol):
-    """Slots that an open claim has asked for."""
-
-    def over(self) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class Book:
     """Jobs that this process has claimed and not seen end. Only the event loop changes it; the heartbeat reads it."""
@@ -231,8 +225,11 @@ class Book:
     def has_room(self) -> bool:
         return any(free > 0 for free in self.free.values())
 
-    def asks(self, slots: Mapping[str, int]) -> Reservation | None:
-        """Reserve the slots that the next claim asks for; None: nobody else could take them."""
+    def asks(self, slots: Mapping[str, int]) -> Callable[[], None] | None:
+        """Reserve the slots that the next claim asks for. Call the result when the answer is here: it gives them back.
+
+        `opened` counts the jobs that the answer brought. None: nobody else could take the slots.
+        """
         return None
 
     def surplus(self, jobs: list[Running]) -> Sequence[Running]:

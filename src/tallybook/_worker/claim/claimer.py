@@ -265,7 +265,7 @@ class Claimer:
             raise
         finally:
             if reserved is not None:
-                reserved.over()
+                reserved()
         claim_id, queue, jobs = found
         if claim_id is None:
             self._book.on.fair(0, True)

@@ -187,8 +187,7 @@ class Finisher:
             await self._link.run(lambda conn: self._flush_ends(conn, [failed]))
 
     def _seen(self, jobs: list[Running], *, released: bool = False) -> None:
-        for lease_id, count in Counter(id(job.lease) for job in jobs).items():
-            lease = next(job.lease for job in jobs if id(job.lease) == lease_id)
+        for lease, count in Counter(job.lease for job in jobs).items():
             self._book.ended(lease, count)
             if lease.permits and not released:
                 self._book.on.permits({key for job in jobs if job.lease is lease for key in job.permits or ()})
