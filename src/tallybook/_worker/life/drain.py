@@ -122,17 +122,13 @@ def _timers(claims: Link, until: float | None, grace: float) -> list[asyncio.Tim
 
 
 async def _start(worker: Worker, until: float | None) -> None:
-    links = worker.maintenance_link, worker.claimer.link
-
-    def give_up() -> None:
-        for link in links:
-            link.giving_up.set()
-
-    timer = asyncio.get_running_loop().call_later(_left(until), give_up)
+    links, loop = (worker.maintenance_link, worker.claimer.link), asyncio.get_running_loop()
+    timers = [loop.call_later(_left(until), link.giving_up.set) for link in links]
     try:
         await worker.start()
     finally:
-        timer.cancel()
+        for timer in timers:
+            timer.cancel()
     for link in links:
         link.giving_up.clear()
 
@@ -141,15 +137,12 @@ def _report(worker: Worker, held: int) -> DrainReport:
     """Count what ran, without jobs that were held and given back. Raises the first failure as JobFailed if asked to."""
     if worker.runner.ends.keeps_error and worker.finisher.first_failure is not None:
         job, error = worker.finisher.first_failure
-        raise JobFailed(
-            job.job_id, job.task_name, error.get("type"), error.get("message")
-        ) from worker.runner.ends.first_error
+        failure = JobFailed(job.job_id, job.task_name, error.get("type"), error.get("message"))
+        raise failure from worker.runner.ends.first_error
     counts = worker.finisher.counts
-    ended = {name: counts[name] for name in ("completed", "scheduled", "cancelled", "dead")}
-    ended["scheduled"] += max(0, counts["available"] - held)  # retried at once
-    return DrainReport(
-        sum(ended.values()), ended["completed"], ended["scheduled"], ended["cancelled"], ended["dead"], counts["moved"]
-    )
+    completed, cancelled, dead = counts["completed"], counts["cancelled"], counts["dead"]
+    retrying = counts["scheduled"] + max(0, counts["available"] - held)  # retried at once
+    return DrainReport(completed + retrying + cancelled + dead, completed, retrying, cancelled, dead, counts["moved"])
 
 
 async def _in_time(worker: Worker, until: float | None, look: Coroutine[Any, Any, T]) -> T | None:

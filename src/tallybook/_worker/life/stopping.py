@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from tallybook._maintenance.service import happens
 from tallybook._worker.claim.admission import Admission
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
@@ -45,18 +46,23 @@ class Stopping:
     _admission: Admission
     _runner: Runner
     _finisher: Finisher
-    aborted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by a second stop: running jobs are aborted now."""
+    aborted: bool = False
+    """There was a second stop."""
     worn_out: bool = False
     """As in the report."""
+
+    def abort(self) -> None:
+        """Let `finish` abort running jobs now."""
+        self.aborted = True
+        self._book.changed.set()
 
     async def finish(self) -> WorkerReport:
         """Give back unstarted jobs, let handlers end, abort them after `stop_timeout`; return the worker's report."""
         for job in self._admission.give_back():  # claimed, and not started
             self._give_back_one(job)
-        if not await self.ended_within(self._settings.stop_timeout.total_seconds(), self.aborted):
+        if not await self.ended_within(self._settings.stop_timeout.total_seconds(), unless_aborted=True):
             self._runner.abort()
-            await self.ended_within(self._settings.abort_timeout.total_seconds(), None)
+            await self.ended_within(self._settings.abort_timeout.total_seconds())
         # A thread cannot be killed: the end that it may still send is refused.
         for job in list(self._book.running.values()):
             self._give_back_one(job)
@@ -75,9 +81,9 @@ class Stopping:
 
     async def let_go(self, seconds: float) -> int:
         """End running jobs within this time, then by force; give back unstarted jobs and return how many."""
-        if not await self.ended_within(seconds, None):
+        if not await self.ended_within(seconds):
             self._runner.abort()
-            await self.ended_within(5.0, None)
+            await self.ended_within(5.0)
         held = self._admission.give_back()
         for job in [*held, *self._book.running.values()]:
             self._give_back_one(job)
@@ -98,18 +104,13 @@ class Stopping:
             unsent = sum(lease.left for lease in self._book.leases.values())
             log.error("%s outcomes could not be sent to the server; those jobs will be rescued", unsent)
 
-    async def ended_within(self, seconds: float, sooner: asyncio.Event | None) -> bool:
-        """Return whether all handlers have ended within this time; False at once when `sooner` is set."""
+    async def ended_within(self, seconds: float, *, unless_aborted: bool = False) -> bool:
+        """Return whether all handlers have ended within this time; `unless_aborted`: False at once after an abort."""
         until = time.monotonic() + seconds
         while self._book.running:
             left = until - time.monotonic()
-            if left <= 0 or (sooner and sooner.is_set()):
+            if left <= 0 or (unless_aborted and self.aborted):
                 return False
             self._book.changed.clear()
-            waits = [asyncio.create_task(self._book.changed.wait())]
-            if sooner:
-                waits.append(asyncio.create_task(sooner.wait()))
-            await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
+            await happens(self._book.changed, left)
         return True

@@ -262,14 +262,14 @@ class Worker:
     async def give_back(self) -> None:
         """Abort running jobs and store their ends, for a caller that cancels a worker or a drain."""
         self.claimer.stopping.set()
-        self.stopping.aborted.set()
+        self.stopping.abort()
         await self.stopping.finish()
 
     def stop(self) -> None:
         """Claim nothing more and finish the running jobs; on a second call, abort them."""
         if self.claimer.stopping.is_set():
             log.warning("stopping now: running jobs are aborted and returned to their queues")
-            self.stopping.aborted.set()
+            self.stopping.abort()
             return
         log.info("stopping: waiting for %s running jobs (a second signal aborts them)", len(self.book.running))
         self._claim_no_more()

@@ -94,8 +94,10 @@ class Atomic:
             try:
                 return await self._run(library, job, known, positional, named)
             except Exception as error:
-                if run == _RUNS or not self._may_run_again(job, known, error):
+                if run == _RUNS or not conflicts(error) or job.cancel_reason is not None or self._closing.is_set():
                     raise
+                job.in_doubt = False  # the server reported that it rolled back
+                log.info("%s %s: its transaction conflicted with another one; retrying at once", known.name, job.job_id)
             await self._wait(known, random.uniform(0.005, 0.02) * 2**run)
             fresh, named = known.args.load(json.loads(args))
             positional = [*positional[: int(known.wants_context)], *fresh]
@@ -161,13 +163,6 @@ class Atomic:
             return self._closing.wait(seconds)
         await asyncio.sleep(seconds)
         return False
-
-    def _may_run_again(self, job: Running, known: ServedTask, error: Exception) -> bool:
-        if not conflicts(error) or job.cancel_reason is not None or self._closing.is_set():
-            return False
-        job.in_doubt = False  # the server reported that it rolled back
-        log.info("%s %s: its transaction conflicted with another one; retrying at once", known.name, job.job_id)
-        return True
 
     def _library(self, known: ServedTask) -> Library:
         kind, alias = known.transaction, known.atomic if isinstance(known.atomic, str) else "default"

@@ -156,14 +156,11 @@ class Child:
             theirs.close()
         self._exit = asyncio.ensure_future(self._process.wait())
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._exit.add_done_callback(self._hang_up)
+        # The socket of a dead process, which others may hold open, is closed soon: its last message may arrive.
+        loop, writer = asyncio.get_running_loop(), self._writer
+        self._exit.add_done_callback(lambda _: loop.call_later(_LAST_WORDS, writer.close))
         name, path = _main_module() if with_main else (None, None)
         self.send({"argv": sys.argv, "main_name": name, "main_path": path, "worker": worker_name, **logs.current()})
-
-    def _hang_up(self, _: object) -> None:
-        """Close the socket of a dead process, which others may hold open, soon: its last message may arrive."""
-        assert self._writer is not None
-        asyncio.get_running_loop().call_later(_LAST_WORDS, self._writer.close)
 
     @property
     def usable(self) -> bool:
@@ -261,14 +258,18 @@ class Children:
             if guard.left or guard.given_back or job.cancel_reason is not None:
                 raise asyncio.CancelledError
             function = task.fn.__module__, task.fn.__qualname__
-            child.send(_message(job, task, carried, imported=function in child.imported))
-            if function not in child.imported:
-                answer = await self._first(job, child, verbs)
-            if answer is None or answer["kind"] == "started":  # the import does not count as the job's time
-                child.imported.add(function)
-                guard.start()
-                while (answer := await child.next())["kind"] not in ("ended", "failed"):
-                    spawn(self._answers, self._answer(job, child, verbs, answer))
+            imported = function in child.imported
+            child.send(_message(job, task, carried, imported=imported))
+            async with asyncio.timeout(None if imported else _START_LIMIT) as start:
+                if imported:
+                    guard.start()
+                while (answer := await child.next())["kind"] not in ("ended", "failed", "broken"):
+                    if answer["kind"] == "started":  # the import does not count as the job's time
+                        child.imported.add(function)
+                        start.reschedule(None)
+                        guard.start()
+                    else:  # before its start, it is from a thread that an earlier job left behind
+                        spawn(self._answers, self._answer(job, child, verbs, answer))
         except ProcessDied:
             if child.killed:  # by us: raise the reason
                 if guard.timed_out and guard.timeout is not None and job.cancel_reason is None:
@@ -283,13 +284,6 @@ class Children:
         if answer["kind"] == "ended":
             return from_frame(answer["outcome"]) if "outcome" in answer else ChildResult(answer["value"])
         raise FailedInChild(answer)
-
-    async def _first(self, job: Running, child: Child, verbs: Verbs) -> dict[str, Any]:
-        """Return whether the child could import the function; a thread that an earlier job left may ask before."""
-        async with asyncio.timeout(_START_LIMIT):
-            while (answer := await child.next())["kind"] == "ask":
-                await self._answer(job, child, verbs, answer)
-            return answer
 
     async def _answer(self, job: Running, child: Child, verbs: Verbs, question: dict[str, Any]) -> None:
         """Run a handler's verb that needs the database, such as progress or a checkpoint."""

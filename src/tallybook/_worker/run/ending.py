@@ -23,7 +23,6 @@ log = logging.getLogger("tallybook.worker")
 @dataclass(eq=False)
 class Ends:
     _finisher: Finisher
-    _worker_name: str
     keeps_error: bool = False
     """Whether to keep the first exception of a handler, for a drain; it keeps everything that its frames hold."""
     first_error: BaseException | None = None
@@ -42,7 +41,7 @@ class Ends:
             # It is a failure only if DoubtfulEnds finds that the transaction was not committed.
             error = TransactionError(text, hint="Commit it before the handler returns")
             error.no_retry = False  # nothing was committed
-            self._failed(job, known, error, after_failure(job, known, error))
+            self.failed(job, known, error, after_failure(job, known, error))
         else:
             if job.guard is not None and job.guard.timed_out:
                 log.warning("%s %s completed after its deadline, when it was asked to stop", known.name, job.job_id)
@@ -52,19 +51,9 @@ class Ends:
                 result = None if value is None else known.result_text(value)
             self._finisher.complete(job, result)
 
-    def broken(self, job: Running, known: ServedTask, error: BaseException) -> None:
-        """Fail an attempt whose end could not be stored as it was: every attempt gets an end."""
-        self._failed(job, known, error, Next())
-
-    def not_started(self, job: Running, known: ServedTask | None, error: dict[str, Any]) -> None:
-        """Fail an attempt that has not started; its task's own limit of attempts applies."""
-        limit = None if known is None else known.max_attempts
-        _log_failure(job, error)
-        self._finisher.fail(job, {**error, "worker": self._worker_name}, delay=None, limit=limit, final=False)
-
-    def _failed(self, job: Running, known: ServedTask, error: BaseException, then: Next) -> None:
+    def failed(self, job: Running, known: ServedTask, error: BaseException, then: Next | None = None) -> None:
         job.raised = error
-        described = describe(error, attempt=job.attempt, worker=self._worker_name)
+        described, then = describe(error, attempt=job.attempt, worker=job.worker_name), then or Next()
         self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
 
     def _outcome(self, job: Running, known: ServedTask, outcome: Outcome) -> None:
@@ -74,7 +63,7 @@ class Ends:
             case Cancel():
                 self._finisher.cancelled(job, safe_text(outcome.reason, LONGEST_REASON) or None)
             case Dead():
-                self._finisher.fail(job, given_up(outcome, self._worker_name), delay=None, limit=None, final=True)
+                self._finisher.fail(job, given_up(outcome, job.worker_name), delay=None, limit=None, final=True)
             case Reject():
                 described, then = rejected(job, known, outcome)
                 said = (known.name, job.job_id, job.attempt, described["message"])
@@ -117,17 +106,17 @@ class Ends:
         if type(error) is FailedInChild:
             described, then = error.described, error.then or after_failure(job, known, error)
         else:
-            described = describe(error, attempt=job.attempt, worker=self._worker_name)
+            described = describe(error, attempt=job.attempt, worker=job.worker_name)
             then = after_failure(job, known, error)
         if then.problem is not None:
             described["note"] = then.problem
         if self.keeps_error and self._finisher.first_failure is None:
             self.first_error = error
-        _log_failure(job, described)
+        log_failure(job, described)
         self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
 
 
-def _log_failure(job: Running, described: dict[str, Any]) -> None:
+def log_failure(job: Running, described: dict[str, Any]) -> None:
     log.warning(
         "%s %s: attempt %s failed: %s: %s",
         job.task_name, job.job_id, job.attempt, described["type"], described["message"],

@@ -20,7 +20,7 @@ from tallybook._worker.deadline import Guard, deadline_passed
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running, ServedTask, spawn
 from tallybook._worker.run.calling import Handlers, is_newer
-from tallybook._worker.run.ending import Ends
+from tallybook._worker.run.ending import Ends, log_failure
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.threads import DaemonThreads
 from tallybook._worker.settings import WorkerSettings
@@ -52,7 +52,7 @@ class Runner:
         self.handlers = handlers
         self._call, self._threads = handlers.call, handlers.common.threads
         self._interrupts = DaemonThreads(4, "tallybook-interrupt")
-        self.ends = Ends(finisher, settings.name)
+        self.ends = Ends(finisher)
         self._left: set[asyncio.Task[None]] = set()
         self._unclosed = 0
         self._unknown: dict[str, float] = {}
@@ -97,7 +97,11 @@ class Runner:
         )  # fmt: skip
 
     def cannot_start(self, job: Running, error: dict[str, Any]) -> None:
-        self.ends.not_started(job, self._app._names.get(job.task_name), error)
+        """Fail an attempt that has not started; its task's own limit of attempts applies."""
+        known = self._app._names.get(job.task_name)
+        limit = None if known is None else known.max_attempts
+        log_failure(job, error)
+        self._finisher.fail(job, {**error, "worker": job.worker_name}, delay=None, limit=limit, final=False)
 
     def cancel(self, job_id: int, reason: str | None, attempt: int | None = None) -> None:
         """Ask one running job to stop; with `attempt`, only that attempt."""
@@ -267,7 +271,7 @@ class Runner:
             else:
                 self.ends.returned(job, known, value)
         except BaseException as error:  # on any error, also of user code, the attempt gets an end and the slot is freed
-            self.ends.broken(job, known, raised or error)
+            self.ends.failed(job, known, raised or error)
         self._freed(job)
 
     def _rest(self, job: Running) -> None:
