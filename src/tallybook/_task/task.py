@@ -16,6 +16,7 @@ import inspect
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -436,9 +437,8 @@ class BoundTask(_Both[P, R_co]):
 
 
 def _is_context(annotation: Any) -> bool:
-    from tallybook._worker.run.context import Context
-
-    return annotation is Context
+    module = sys.modules.get("tallybook._worker.run.context")  # not imported: no annotation is that class
+    return module is not None and annotation is module.Context
 
 
 def _is_given(annotation: Any) -> bool:

@@ -1,8 +1,4 @@
-"""The jobs that this process holds: which run, their claims, and which claims are still open; and what their tasks are.
-
-An App imports the worker's entry points, so no module of the worker imports Task: the protocol ServedTask names what
-they read of one.
-"""
+"""The jobs that this process holds: which run, their claims, and which claims are still open."""
 
 from __future__ import annotations
 
@@ -14,19 +10,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from tallybook._model.backoff import Backoff
-from tallybook._model.contract import Contract
-from tallybook._model.execution import Execution
-from tallybook._model.options import Options
-from tallybook._model.signature import ArgsModel
+from tallybook._task import Task
 
 if TYPE_CHECKING:
     from tallybook._db.ends import SubjectEnd
     from tallybook._worker.deadline import Guard
 
 log = logging.getLogger("tallybook.worker")
+
+AnyTask: TypeAlias = Task[..., Any]
 
 current_job: ContextVar[Running | None] = ContextVar("tallybook_job", default=None)
 """The job that runs in this context: each log line of a job is marked with it."""
@@ -165,41 +159,6 @@ def _options(text: str, job_id: int) -> dict[str, Any]:
 def _parsed(text: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(text)
     return found
-
-
-class Policies(Protocol):
-    """An App, for a task that looks up a retry policy by name."""
-
-    def _policy(self, name: str, *, task: str | None = None) -> Backoff: ...
-
-
-class ServedTask(Protocol):
-    """A Task, as a worker reads it."""
-
-    name: str
-    fn: Callable[..., Any]
-    is_async: bool
-    options: Options
-    max_attempts: int | None
-    no_retry: tuple[type[BaseException], ...]
-    store_result: bool
-    contract: Contract
-    execution: Execution
-    guarded: bool
-    atomic: bool | str
-    args: ArgsModel
-
-    @property
-    def app(self) -> Policies: ...
-    @property
-    def queue(self) -> str: ...
-    @property
-    def retry(self) -> Backoff: ...
-    @property
-    def wants_context(self) -> bool: ...
-    @property
-    def transaction(self) -> str: ...
-    def result_text(self, value: object) -> str | None: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.nodes import foreign_ids
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
 from tallybook._db.schema import UNDEFINED, refusal
-from tallybook._worker.jobs import ServedTask
+from tallybook._worker.jobs import AnyTask
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
@@ -100,7 +100,7 @@ def explained(error: BaseException, dsn: str, expected: int) -> BaseException:
     return error
 
 
-def _check_limits(tasks: Iterable[ServedTask], known: Sequence[list[str]] | None) -> None:
+def _check_limits(tasks: Iterable[AnyTask], known: Sequence[list[str]] | None) -> None:
     """Raise ConfigError for a limit declared neither in code nor in the database, or a `{name}` that is no argument."""
     (names,) = known or ([],)
     for task in tasks:
@@ -121,7 +121,7 @@ def _holds(name: str, key: str) -> bool:
     return name == key or key.startswith(f"{name}:") or ("{" in key and name.startswith(fixed))
 
 
-def _check_arguments(task: ServedTask, option: str, value: str | tuple[str, ...]) -> None:
+def _check_arguments(task: AnyTask, option: str, value: str | tuple[str, ...]) -> None:
     """Raise ConfigError for a name in this tuple, or in braces in this text, that is no argument of the task."""
     for wanted in re.findall(r"\{(\w+)\}", value) if isinstance(value, str) else value:
         if wanted not in task.args.names and not task.args.is_open:

@@ -35,7 +35,7 @@ from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.subject_outcome import Reject, SubjectOutcome
 from tallybook._worker.deadline import leavable
-from tallybook._worker.jobs import Running, ServedTask
+from tallybook._worker.jobs import AnyTask, Running
 from tallybook._worker.run.outcomes import LONGEST_REASON, end_of, given_up, put_off, rejected
 from tallybook._worker.run.served import ServedApp
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
@@ -72,7 +72,7 @@ class Atomic:
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
-    def wrap(self, job: Running, known: ServedTask) -> Callable[..., Any]:
+    def wrap(self, job: Running, known: AnyTask) -> Callable[..., Any]:
         """Return the function that the runner calls instead of the task's; it takes the args after the connection."""
 
         async def run(*positional: Any, **named: Any) -> Ended:
@@ -87,7 +87,7 @@ class Atomic:
             with suppress(Exception):
                 await library.close()
 
-    async def _again(self, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
+    async def _again(self, job: Running, known: AnyTask, positional: Any, named: Any) -> Ended:
         args = json.dumps(job.args)  # the handler may change its args
         library = self._library(known)
         for run in range(1, _RUNS + 1):
@@ -103,7 +103,7 @@ class Atomic:
             positional = [*positional[: int(known.wants_context)], *fresh]
         raise AssertionError("not reached")
 
-    async def _run(self, library: Library, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
+    async def _run(self, library: Library, job: Running, known: AnyTask, positional: Any, named: Any) -> Ended:
         begun = await self._begin(library, job, known)
         interrupt = _Interrupt(begun.driver)
         if not known.is_async:
@@ -139,7 +139,7 @@ class Atomic:
             await _give_back(library, begun, well=interrupt.over() and well)
         return Ended(verb, said, wake_in)
 
-    async def _begin(self, library: Library, job: Running, known: ServedTask) -> Begun:
+    async def _begin(self, library: Library, job: Running, known: AnyTask) -> Begun:
         failures = 0
         while True:
             try:
@@ -157,14 +157,14 @@ class Atomic:
             if not known.is_async and _stopped(job):
                 raise asyncio.CancelledError from lost
 
-    async def _wait(self, known: ServedTask, seconds: float) -> bool:
+    async def _wait(self, known: AnyTask, seconds: float) -> bool:
         """Wait; return whether the worker stops meanwhile, which cancels an async handler."""
         if not known.is_async:
             return self._closing.wait(seconds)
         await asyncio.sleep(seconds)
         return False
 
-    def _library(self, known: ServedTask) -> Library:
+    def _library(self, known: AnyTask) -> Library:
         kind, alias = known.transaction, known.atomic if isinstance(known.atomic, str) else "default"
         key = f"django {alias}" if kind == "django" else kind
         with self._lock:
@@ -211,7 +211,7 @@ def _stopped(job: Running) -> bool:
     return job.cancel_reason is not None or (job.guard is not None and (job.guard.timed_out or job.guard.left))
 
 
-async def _rolled_back(library: Library, begun: Begun, known: ServedTask) -> bool:
+async def _rolled_back(library: Library, begun: Begun, known: AnyTask) -> bool:
     with suppress(Exception):
         async with asyncio.timeout(_ROLLBACK_S) if known.is_async else nullcontext():
             await library.rollback(begun)
@@ -233,7 +233,7 @@ async def _give_back(library: Library, begun: Begun, *, well: bool) -> None:
                 await library.drop(begun)
 
 
-def _end(job: Running, known: ServedTask, value: Any) -> tuple[str, Call[str], timedelta | None]:
+def _end(job: Running, known: AnyTask, value: Any) -> tuple[str, Call[str], timedelta | None]:
     """Return the end of this attempt, as the last statement of its transaction."""
     attempt = (job.lease.lease, job.job_id, job.attempt)
     if isinstance(value, SubjectOutcome) and not isinstance(value, Reject):
@@ -271,7 +271,7 @@ def _seconds(delay: timedelta) -> str:
     return f"{delay.total_seconds():.6f} s"
 
 
-def _check(said: str, job: Running, known: ServedTask) -> None:
+def _check(said: str, job: Running, known: AnyTask) -> None:
     if said == "refused":
         raise LeaseLost(job.job_id, job.attempt)
     if said == "left":

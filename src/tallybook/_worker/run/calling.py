@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tallybook._model.contract import LAST_VERSION
-from tallybook._worker.jobs import Running, ServedTask, current_job
+from tallybook._worker.jobs import AnyTask, Running, current_job
 from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.children import Children, check
 from tallybook._worker.run.context import Context
@@ -24,13 +24,13 @@ from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import PayloadError
 
 
-def is_newer(options: dict[str, Any], known: ServedTask) -> bool:
+def is_newer(options: dict[str, Any], known: AnyTask) -> bool:
     """Return whether these options name a version of args that this task does not know yet."""
     version = options.get("version")
     return type(version) is int and known.contract.version < version <= LAST_VERSION
 
 
-def _upgrade(job: Running, known: ServedTask) -> None:
+def _upgrade(job: Running, known: AnyTask) -> None:
     version = job.options.get("version", 1) if job.options else 1
     if version != known.contract.version or type(version) is not int:
         job.args = known.contract.upgraded(known.name, job.args, version)
@@ -100,7 +100,7 @@ class Handlers:
             await self.common.close()
         self._way.close()
 
-    async def call(self, job: Running, known: ServedTask) -> Any:
+    async def call(self, job: Running, known: AnyTask) -> Any:
         """Run the handler of this job; return or raise as it does. Raises PayloadError for args that cannot be read."""
         try:  # SQL may have stored what Python cannot read: 5000 digits, 1000 levels
             job.args = json.loads(job.args)  # type: ignore[arg-type]  # text until here
@@ -142,7 +142,7 @@ class Handlers:
         return value
 
     async def _around(
-        self, job: Running, ctx: Context, known: ServedTask, fn: Callable[..., Any], positional: Any, named: Any
+        self, job: Running, ctx: Context, known: AnyTask, fn: Callable[..., Any], positional: Any, named: Any
     ) -> Any:
         async with AsyncExitStack() as hooks:
             for hook in self._app._arounds:
@@ -154,7 +154,7 @@ class Handlers:
             value = await self._in_thread(job, contextvars.copy_context(), fn, positional, named)
             return await value if inspect.iscoroutine(value) else value
 
-    async def _in_child(self, job: Running, known: ServedTask) -> Any:
+    async def _in_child(self, job: Running, known: AnyTask) -> Any:
         children = self.common.children
         async with children.turn(job.queue):  # a cancel ends the wait
             # From here on the process's end is the attempt's end, so Guard handles a cancel.

@@ -26,7 +26,7 @@ from tallybook._model.at_node import at_node
 from tallybook._model.failure import safe_text
 from tallybook._worker import logs
 from tallybook._worker.deadline import deadline_passed
-from tallybook._worker.jobs import Running, ServedTask, spawn
+from tallybook._worker.jobs import AnyTask, Running, spawn
 from tallybook._worker.run import frames
 from tallybook._worker.run.frames import from_frame
 from tallybook._worker.run.outcomes import Next
@@ -99,7 +99,7 @@ class ProcessDied(Exception):
         return {"type": "ProcessDied", "message": str(self), "exit_code": self.code, "worker": job.worker_name}
 
 
-def check(task: ServedTask) -> None:
+def check(task: AnyTask) -> None:
     """Raise ConfigError unless a child process can find the task's function by its module and name."""
     if not task.execution.process:
         return
@@ -244,7 +244,7 @@ class Children:
         finally:
             self._room.release()
 
-    async def run(self, job: Running, task: ServedTask, verbs: Verbs, carried: dict[str, str] | None = None) -> Any:
+    async def run(self, job: Running, task: AnyTask, verbs: Verbs, carried: dict[str, str] | None = None) -> Any:
         """Run one job in a child; return its result. Raises FailedInChild, ProcessDied, TimeoutError, an Outcome.
 
         `verbs` are those of the job's node; `carried` is the context of the job's trace.
@@ -310,7 +310,7 @@ class Children:
         else:
             self._discard(child)
 
-    async def _take(self, task: ServedTask) -> Child:
+    async def _take(self, task: AnyTask) -> Child:
         wanted = task.execution.env
         for child in reversed(self._idle):
             if child.env == wanted and child.usable:
@@ -352,7 +352,7 @@ class Children:
             await asyncio.wait(self._ending)
 
 
-def _message(job: Running, task: ServedTask, carried: dict[str, str] | None, *, imported: bool) -> dict[str, Any]:
+def _message(job: Running, task: AnyTask, carried: dict[str, str] | None, *, imported: bool) -> dict[str, Any]:
     timeout, at = task.execution.timeout, at_node.get()
     credentials = at is not None and "TALLYBOOK_DSN" in task.execution.env
     row = (

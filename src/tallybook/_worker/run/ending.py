@@ -10,7 +10,7 @@ from tallybook._model.failure import describe, safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.subject_outcome import Reject, SubjectOutcome
 from tallybook._worker.finish.finisher import Finisher
-from tallybook._worker.jobs import Running, ServedTask
+from tallybook._worker.jobs import AnyTask, Running
 from tallybook._worker.run.atomic import Ended
 from tallybook._worker.run.children import ChildResult, FailedInChild, ProcessDied
 from tallybook._worker.run.outcomes import LONGEST_REASON, Next, after_failure, end_of, given_up, put_off, rejected
@@ -29,7 +29,7 @@ class Ends:
     aborting: bool = False
     """A stop cancels handlers: their jobs are given back without a failure."""
 
-    def returned(self, job: Running, known: ServedTask, value: Any) -> None:
+    def returned(self, job: Running, known: AnyTask, value: Any) -> None:
         """End the attempt of a handler that returned, or raised an Outcome."""
         if isinstance(value, Outcome):
             self._outcome(job, known, value)
@@ -51,12 +51,12 @@ class Ends:
                 result = None if value is None else known.result_text(value)
             self._finisher.complete(job, result)
 
-    def failed(self, job: Running, known: ServedTask, error: BaseException, then: Next | None = None) -> None:
+    def failed(self, job: Running, known: AnyTask, error: BaseException, then: Next | None = None) -> None:
         job.raised = error
         described, then = describe(error, attempt=job.attempt, worker=job.worker_name), then or Next()
         self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
 
-    def _outcome(self, job: Running, known: ServedTask, outcome: Outcome) -> None:
+    def _outcome(self, job: Running, known: AnyTask, outcome: Outcome) -> None:
         match outcome:
             case Snooze():
                 self._finisher.snooze(job, put_off(outcome))
@@ -87,7 +87,7 @@ class Ends:
             case _:
                 raise TypeError(f"{type(outcome).__name__} is not Snooze, Cancel or Dead")
 
-    def raised(self, job: Running, known: ServedTask, error: BaseException) -> None:
+    def raised(self, job: Running, known: AnyTask, error: BaseException) -> None:
         """End the attempt of a handler that raised: cancelled, given back, crashed or failed."""
         if issubclass(type(error), asyncio.CancelledError):  # isinstance asks the error, which may raise anything
             if job.handle is not None:

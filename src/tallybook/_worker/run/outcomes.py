@@ -14,7 +14,7 @@ from tallybook._model.payload import encode
 from tallybook._model.retry_after import retry_after
 from tallybook._model.subject import subject_of
 from tallybook._model.subject_outcome import Complete, Kill, Reject, SubjectOutcome
-from tallybook._worker.jobs import Running, ServedTask
+from tallybook._worker.jobs import AnyTask, Running
 from tallybook.errors import ConfigError, NotASubject, PayloadError
 
 log = logging.getLogger("tallybook.worker")
@@ -40,7 +40,7 @@ class Next:
 _NEVER = Next(final=True)
 
 
-def _policy(job: Running, known: ServedTask) -> tuple[Backoff, str | None]:
+def _policy(job: Running, known: AnyTask) -> tuple[Backoff, str | None]:
     """Return the job's own policy, else its task's. If the job's policy is invalid, the task's and the problem."""
     said = job.options.get("retry") if job.options else None
     if said is None:
@@ -53,7 +53,7 @@ def _policy(job: Running, known: ServedTask) -> tuple[Backoff, str | None]:
         return known.retry, problem
 
 
-def after_failure(job: Running, known: ServedTask, error: BaseException) -> Next:
+def after_failure(job: Running, known: AnyTask, error: BaseException) -> Next:
     """Decide with the retry policy what follows this failure, no earlier than the error's Retry-After; never raise.
 
     If a user's policy raises, or returns nonsense, the server's own backoff applies.
@@ -91,7 +91,7 @@ def given_up(outcome: Dead, worker: str) -> dict[str, Any]:
     return {"type": "Dead", "message": message, "worker": worker}
 
 
-def end_of(job: Running, known: ServedTask, outcome: SubjectOutcome) -> SubjectEnd | Dead | None:
+def end_of(job: Running, known: AnyTask, outcome: SubjectOutcome) -> SubjectEnd | Dead | None:
     """Return the end that an outcome other than Reject asks for; None: completed, like a handler that returns nothing.
 
     An ordinary job may also end with Complete and Kill, which mean the same there. Raises NotASubject for other
@@ -115,7 +115,7 @@ def end_of(job: Running, known: ServedTask, outcome: SubjectOutcome) -> SubjectE
     return subject_end(outcome, args, known.contract.version)
 
 
-def rejected(job: Running, known: ServedTask, outcome: Reject) -> tuple[dict[str, Any], Next]:
+def rejected(job: Running, known: AnyTask, outcome: Reject) -> tuple[dict[str, Any], Next]:
     """Return the error to store, and what follows: the delay that the handler asks for, else by the retry policy."""
     message = safe_text(outcome.message, LONGEST_REASON)
     error: dict[str, Any] = {"type": "Reject", "message": message, "worker": job.worker_name}

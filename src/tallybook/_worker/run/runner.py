@@ -18,7 +18,7 @@ from typing import Any
 from tallybook._model.outcome import Outcome
 from tallybook._worker.deadline import Guard, deadline_passed
 from tallybook._worker.finish.finisher import Finisher
-from tallybook._worker.jobs import Book, Running, ServedTask, spawn
+from tallybook._worker.jobs import AnyTask, Book, Running, spawn
 from tallybook._worker.run.calling import Handlers, is_newer
 from tallybook._worker.run.ending import Ends, log_failure
 from tallybook._worker.run.served import ServedApp
@@ -44,7 +44,7 @@ class Runner:
         self._app = app
         self._book = book
         self._finisher = finisher
-        self._ready: deque[tuple[Running, ServedTask]] = deque()
+        self._ready: deque[tuple[Running, AnyTask]] = deque()
         self._relays: set[asyncio.Task[None]] = set()
         self._grace = settings.abort_timeout.total_seconds()
         self._slot_pause = settings.slot_pause.total_seconds()
@@ -82,7 +82,7 @@ class Runner:
             self._ready.append((job, known))
         self._spawn()
 
-    def _warn_of_unknown(self, job: Running, known: ServedTask | None) -> None:
+    def _warn_of_unknown(self, job: Running, known: AnyTask | None) -> None:
         what = f"task {job.task_name!r}" if known is None else f"such version of the args of {job.task_name!r}"
         now = asyncio.get_running_loop().time()
         is_quiet = now < self._unknown.get(what, now)
@@ -231,7 +231,7 @@ class Runner:
         self._book.freed(job)
         return True
 
-    async def _guarded(self, job: Running, known: ServedTask, me: asyncio.Task[None] | None) -> None:
+    async def _guarded(self, job: Running, known: AnyTask, me: asyncio.Task[None] | None) -> None:
         execution = known.execution
         job.guard = guard = Guard(job, execution.timeout, self._grace, self._stop, self._overdue)
         guard.relay = me
@@ -243,12 +243,12 @@ class Runner:
         finally:
             guard.clear()
 
-    async def _traced(self, job: Running, known: ServedTask) -> None:
+    async def _traced(self, job: Running, known: AnyTask) -> None:
         assert self.tracing is not None
         with self.tracing.processing(job):
             await self._one(job, known)
 
-    async def _one(self, job: Running, known: ServedTask) -> None:
+    async def _one(self, job: Running, known: AnyTask) -> None:
         value: Any = None
         raised: BaseException | None = None
         try:
