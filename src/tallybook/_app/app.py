@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from tallybook._app.subjects import Subjects
     from tallybook._model.job_info import JobInfo
     from tallybook._model.rate import BreakerRule, ConcurrencyRule, RateRule
-    from tallybook._worker.jobs import Running
     from tallybook._worker.life.drain import DrainReport
     from tallybook._worker.life.stopping import WorkerReport
     from tallybook._worker.run.context import Context
@@ -294,10 +293,7 @@ class App(Owner):
     def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> Contexts:
         from tallybook._worker.run.context import Context
 
-        def context(job: Running | None = None, *, atomic: bool = False) -> Context:
-            return Context(state, job, verbs, app=self, atomic=atomic)
-
-        return context
+        return partial(Context, state, verbs=verbs, app=self)
 
     def lifespan(self, fn: Hook) -> Hook:
         """Open shared resources once per worker process or drain: an async generator function that yields once.

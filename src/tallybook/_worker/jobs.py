@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from tallybook._maintenance.service import happens
 from tallybook._task import Task
 
 if TYPE_CHECKING:
@@ -207,6 +209,17 @@ class Book:
 
     def end_turn(self) -> None:
         """Note that the job that ran alone has ended."""
+
+    async def until(self, condition: Callable[[], bool], limit: float | None, stops: Callable[[], bool]) -> bool:
+        """Wait for a condition that holds after some change; False at `limit`, on the monotonic clock, or at a stop."""
+        while not condition():
+            left = None if limit is None else limit - time.monotonic()
+            if stops() or (left is not None and left <= 0):
+                return False
+            self.changed.clear()
+            if not await happens(self.changed, left):
+                return condition()
+        return True
 
     @property
     def open_from(self) -> int:

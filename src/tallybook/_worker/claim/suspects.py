@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from tallybook._maintenance.service import happens
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.runner import Runner
@@ -118,7 +117,7 @@ class Suspects:
             first.task_name, first.job_id, first.crashes, extra={"event": "suspect", "job": first.job_id},
         )  # fmt: skip
         self.runner.start([first])
-        await self._until(lambda: first.job_id not in self.book.running, until)
+        await self.book.until(lambda: first.job_id not in self.book.running, until, self.stopping.is_set)
 
     def give_back(self, job: Running, delay: timedelta = timedelta(0)) -> None:
         """Give back a job that was claimed but never started."""
@@ -136,7 +135,7 @@ class Suspects:
             return True
         now = time.monotonic()
         limit = min(now + (self.patience if now >= self._busy_until else 0.0), until or now + self.patience)
-        if await self._until(alone, limit):
+        if await self.book.until(alone, limit, self.stopping.is_set):
             return not self.stopping.is_set()
         if now >= self._busy_until and not self.stopping.is_set() and until is None:
             log.warning(
@@ -145,13 +144,3 @@ class Suspects:
             )  # fmt: skip
             self._busy_until = time.monotonic() + _BUSY_FOR * self.patience
         return False
-
-    async def _until(self, condition: Callable[[], bool], limit: float | None) -> bool:
-        while not condition():
-            left = None if limit is None else limit - time.monotonic()
-            if self.stopping.is_set() or (left is not None and left <= 0):
-                return False
-            self.book.changed.clear()
-            if not await happens(self.book.changed, left):
-                return condition()
-        return True

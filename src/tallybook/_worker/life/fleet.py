@@ -183,10 +183,8 @@ class Fleet:
         log.info("%s nodes: %s; schedules of the code are on %s", len(every), ", ".join(parts), home or "none")
         if len(every) == 1:
             return
-        rules: list[RateRule | ConcurrencyRule] = [
-            *self.app._rate_rules.values(),
-            *self.app._concurrency_rules.values(),
-        ]
+        rates, rooms = self.app._rate_rules.values(), self.app._concurrency_rules.values()
+        rules: list[RateRule | ConcurrencyRule] = [*rates, *rooms]
         for rule in rules:
             if not rule.per_node:
                 each = [rule.part(part.at, part.of).size for part in parts.values()]

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from tallybook._maintenance.service import happens
 from tallybook._worker.claim.admission import Admission
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
@@ -107,10 +106,4 @@ class Stopping:
     async def ended_within(self, seconds: float, *, unless_aborted: bool = False) -> bool:
         """Return whether all handlers have ended within this time; `unless_aborted`: False at once after an abort."""
         until = time.monotonic() + seconds
-        while self._book.running:
-            left = until - time.monotonic()
-            if left <= 0 or (unless_aborted and self.aborted):
-                return False
-            self._book.changed.clear()
-            await happens(self._book.changed, left)
-        return True
+        return await self._book.until(lambda: not self._book.running, until, lambda: unless_aborted and self.aborted)

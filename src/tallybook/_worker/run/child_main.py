@@ -41,9 +41,10 @@ from tallybook._model.outcome import Outcome
 from tallybook._model.payload import encode
 from tallybook._model.retry_after import retry_after
 from tallybook._model.signature import ArgsModel
+from tallybook._task import Task
 from tallybook._worker import logs
 from tallybook._worker.deadline import Guard
-from tallybook._worker.jobs import Lease, Running, current_job
+from tallybook._worker.jobs import AnyTask, Lease, Running, current_job
 from tallybook._worker.run import children
 from tallybook._worker.run.context import Context
 from tallybook._worker.run.frames import KINDS, pack, receive, to_frame
@@ -113,11 +114,11 @@ class _Verbs(Verbs):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The object under a function's name in a module; `task` if it is a Task."""
+    """The object under a function's name in a module; `task`: it is a Task."""
 
     fn: Callable[..., Any]
     args: ArgsModel
-    task: Any
+    task: AnyTask | None
 
 
 class _Child:
@@ -173,7 +174,7 @@ class _Child:
             found: Any = importlib.import_module(module)
             for part in name.split("."):
                 found = getattr(found, part)
-            if isinstance(getattr(found, "args", None), ArgsModel):  # a Task; its class is above this layer
+            if isinstance(found, Task):
                 self._found[module, name] = _Found(found.fn, found.args, found)
             elif inspect.isfunction(found):
                 model = ArgsModel(found, task=task, is_special=lambda kind: kind is Context)
