@@ -25,7 +25,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from tallybook._maintenance.service import ends_or, happens
-from tallybook._worker.run.children import how
+from tallybook._worker.run.ending import how
 
 log = logging.getLogger("tallybook.supervisor")
 

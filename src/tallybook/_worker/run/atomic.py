@@ -19,7 +19,6 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -36,7 +35,7 @@ from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.subject_outcome import Reject, SubjectOutcome
 from tallybook._worker.deadline import leavable
 from tallybook._worker.jobs import AnyTask, Running
-from tallybook._worker.run.outcomes import LONGEST_REASON, end_of, given_up, put_off, rejected
+from tallybook._worker.run.ending import LONGEST_REASON, Ended, end_of, given_up, put_off, rejected
 from tallybook._worker.run.served import ServedApp
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
 
@@ -50,15 +49,6 @@ _DRIVERS: dict[str, Callable[[str, str], Library]] = {
     "psycopg": partial(transactions.Psycopg, transactions.Given),
     "async asyncpg": transactions.Asyncpg,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The result of an atomic handler's run for the runner: its end is in the database."""
-
-    verb: str
-    said: str
-    wake_in: timedelta | None = None
 
 
 class Atomic:

@@ -47,8 +47,8 @@ from tallybook._worker.deadline import Guard
 from tallybook._worker.jobs import AnyTask, Lease, Running, current_job
 from tallybook._worker.run import children
 from tallybook._worker.run.context import Context
+from tallybook._worker.run.ending import after_failure
 from tallybook._worker.run.frames import KINDS, pack, receive, to_frame
-from tallybook._worker.run.outcomes import after_failure
 from tallybook._worker.run.verbs import Postponed, Verbs, checked_push
 from tallybook.errors import PayloadError
 

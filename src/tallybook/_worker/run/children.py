@@ -18,7 +18,6 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -28,8 +27,8 @@ from tallybook._worker import logs
 from tallybook._worker.deadline import deadline_passed
 from tallybook._worker.jobs import AnyTask, Running, spawn
 from tallybook._worker.run import frames
+from tallybook._worker.run.ending import ChildResult, FailedInChild, ProcessDied
 from tallybook._worker.run.frames import from_frame
-from tallybook._worker.run.outcomes import Next
 from tallybook._worker.run.verbs import Verbs
 from tallybook.errors import ConfigError, LeaseLost
 
@@ -53,50 +52,6 @@ _VERBS: dict[str, Callable[..., Any]] = {
 }
 """The verbs that a handler may ask for."""
 _END_LIMIT = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ChildResult:
-    """A handler's result in its process, as JSON text, or "!" and the reason for having none; None: nothing."""
-
-    text: str | None
-
-
-class FailedInChild(Exception):
-    """A handler's exception in its process; `described` is the part that is stored.
-
-    `then` is what follows, if the process decided it: a policy may look at the exception itself. Otherwise
-    `retry_after` is the wait that the exception asks for, in seconds.
-    """
-
-    def __init__(self, answer: dict[str, Any]) -> None:
-        self.described: dict[str, Any] = answer["error"]
-        super().__init__(f"{self.described.get('type')}: {self.described.get('message')}")
-        self.retry_after: float | None = answer.get("retry_after")
-        self.then: Next | None = None
-        if (then := answer.get("then")) is not None:
-            seconds = then["delay"]
-            self.then = Next(None if seconds is None else timedelta(seconds=seconds), then["final"], then["problem"])
-
-
-def how(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
-
-
-class ProcessDied(Exception):
-    """The process died while it ran its job: `code` is its exit code, or the negative number of the signal."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"its process {how(code)}")
-        self.code = code
-
-    def described(self, job: Running) -> dict[str, Any]:
-        return {"type": "ProcessDied", "message": str(self), "exit_code": self.code, "worker": job.worker_name}
 
 
 def check(task: AnyTask) -> None:

@@ -20,7 +20,7 @@ from tallybook._model.provider import Provider
 from tallybook._model.subject import Subject, subject_of
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
 from tallybook._worker.run.blocks import Lock, Turn
-from tallybook._worker.run.outcomes import end_of
+from tallybook._worker.run.ending import end_of
 from tallybook.errors import LeaseLost, NotASubject, NotSupported
 
 if TYPE_CHECKING:

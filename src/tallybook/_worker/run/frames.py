@@ -14,7 +14,7 @@ from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.payload import encode
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule, SubjectOutcome
-from tallybook._worker.run.outcomes import details_text
+from tallybook._worker.run.ending import details_text
 from tallybook._worker.run.verbs import Postponed
 
 _HEAD = struct.Struct("!I")

@@ -16,7 +16,7 @@ from tallybook import Cancel, Context, Dead, Snooze
 from tallybook import Task as Declared
 from tallybook._db import sync
 from tallybook._db.declared import Call
-from tallybook._worker.run.outcomes import after_failure
+from tallybook._worker.run.ending import after_failure
 from tallybook.contrib.django import _api
 from tallybook.contrib.django._app import App
 from tallybook.contrib.django._results import known, priority, read
