@@ -12,7 +12,7 @@ from support import zoo
 from support.pooler import PACKAGE, installed
 from support.workers import Jobs, eventually, working
 from tallybook import App, Context
-from tallybook._worker.run.blocks import Lock
+from tallybook._worker.run.verbs import Lock
 from tallybook.errors import ConfigError
 
 pytestmark = pytest.mark.direct("a lock is a session's")
@@ -61,7 +61,7 @@ async def test_plain_handlers_take_turns(
 ) -> None:
     """S2-14: plain handlers in one process exclude each other, one that raises unlocks; control: else they meet."""
     if broken:
-        monkeypatch.setattr("tallybook._worker.run.blocks._TAKE", "select true, %s::text")
+        monkeypatch.setattr("tallybook._worker.run.verbs._TAKE", "select true, %s::text")
     inside, met = list[int](), threading.Event()
 
     @app.task(max_attempts=1)

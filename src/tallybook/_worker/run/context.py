@@ -19,14 +19,13 @@ from tallybook._model.payload import encode
 from tallybook._model.provider import Provider
 from tallybook._model.subject import Subject, subject_of
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
-from tallybook._worker.run.blocks import Lock, Turn
 from tallybook._worker.run.ending import end_of
+from tallybook._worker.run.verbs import Lock, Turn, Verbs
 from tallybook.errors import LeaseLost, NotASubject, NotSupported
 
 if TYPE_CHECKING:
     from tallybook._app import App
     from tallybook._worker.jobs import Running
-    from tallybook._worker.run.verbs import Verbs
     from tallybook.extra.providers import Providers
 
 T = TypeVar("T")

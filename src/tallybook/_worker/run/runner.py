@@ -19,10 +19,9 @@ from tallybook._model.outcome import Outcome
 from tallybook._worker.deadline import Guard, deadline_passed
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import AnyTask, Book, Running, spawn
-from tallybook._worker.run.calling import Handlers, is_newer
+from tallybook._worker.run.calling import DaemonThreads, Handlers, is_newer
 from tallybook._worker.run.ending import Ends, log_failure
 from tallybook._worker.run.served import ServedApp
-from tallybook._worker.run.threads import DaemonThreads
 from tallybook._worker.settings import WorkerSettings
 
 log = logging.getLogger("tallybook.worker")
