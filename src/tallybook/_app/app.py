@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from tallybook._worker.life.drain import DrainReport
     from tallybook._worker.life.stopping import WorkerReport
     from tallybook._worker.run.context import Context
-    from tallybook._worker.run.served import Contexts
     from tallybook._worker.run.verbs import Verbs
     from tallybook.extra.providers import Providers
 
@@ -290,7 +289,7 @@ class App(Owner):
 
         return catalogue(self.name, self.tasks, self._names)
 
-    def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> Contexts:
+    def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> Callable[..., Context]:
         from tallybook._worker.run.context import Context
 
         return partial(Context, state, verbs=verbs, app=self)

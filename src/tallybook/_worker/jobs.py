@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tallybook._maintenance.service import happens
 from tallybook._task import Task
@@ -176,8 +176,6 @@ class Book:
     """Shared by all parts that have the book."""
     held: Mapping[int, Running] = field(default_factory=dict)
     """Jobs that are claimed and wait to start; they belong to the admission."""
-    shared: ClassVar[bool] = False
-    """Whether workers of other nodes take slots from the same count, see shares.py. Here none do."""
 
     def room(self, queue: str) -> int:
         """Return how many slots of a queue the next claim may ask for."""
@@ -186,22 +184,12 @@ class Book:
     def has_room(self) -> bool:
         return any(free > 0 for free in self.free.values())
 
-    def asks(self, slots: Mapping[str, int]) -> Callable[[], None] | None:
-        """Reserve the slots that the next claim asks for. Call the result when the answer is here: it gives them back.
-
-        `opened` counts the jobs that the answer brought. None: nobody else could take the slots.
-        """
-        return None
-
     def surplus(self, jobs: list[Running]) -> Sequence[Running]:
         """Remove from the list, and return, the claimed jobs that have no slot."""
         return ()
 
     def rests(self) -> None:
         """Note that the worker claims nothing for now."""
-
-    def lend(self) -> None:
-        """Note that the server has not answered for a while."""
 
     def take_turn(self) -> bool:
         """Return whether a job that has to run alone may run now."""

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import ClassVar
 
 from tallybook._worker.jobs import Book, Lease, Running
 
@@ -68,7 +67,6 @@ class Shares:
 class SharedBook(Book):
     """The book of one node among several."""
 
-    shared: ClassVar[bool] = True
     shares: Shares
     used: Counter[str] = field(default_factory=Counter)
     """By queue: slots that its jobs hold, and those that its open claim has asked for."""
@@ -118,6 +116,10 @@ class SharedBook(Book):
         change(self)
 
     def asks(self, slots: Mapping[str, int]) -> Callable[[], None]:
+        """Reserve the slots that the next claim asks for. Call the result when the answer is here: it gives them back.
+
+        `opened` counts the jobs that the answer brought.
+        """
         self.waits, self.turn, self._most = False, next(self.shares.turns), slots
         self.short = {queue for queue, most in slots.items() if not most}
         self.listen()

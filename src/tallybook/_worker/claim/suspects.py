@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from tallybook._worker.claim.shares import SharedBook
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.runner import Runner
@@ -77,7 +78,7 @@ class Suspects:
     def _apart(self, jobs: list[Running]) -> tuple[list[Running], list[Running]]:
         """Return those of these jobs that have to run alone, and the others."""
         # If another node's suspect may run beside it, a process of its own is not enough: see take_turn.
-        shared = self.book.shared
+        shared = isinstance(self.book, SharedBook)
         alone = [j for j in jobs if j.crashes >= CRASH_LIMIT - 1 and (shared or not self.runner.isolated(j))]
         return (alone, [job for job in jobs if job not in alone]) if alone else ([], jobs)
 

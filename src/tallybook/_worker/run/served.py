@@ -10,16 +10,10 @@ from typing import Any, Protocol
 
 from tallybook._model.rate import BreakerRule, ConcurrencyRule, RateRule
 from tallybook._model.tracing import Tracing
-from tallybook._worker.jobs import AnyTask, Running
+from tallybook._worker.jobs import AnyTask
 from tallybook._worker.run.context import Context
 from tallybook._worker.run.verbs import Verbs
 from tallybook.extra.providers import Providers
-
-
-class Contexts(Protocol):
-    """Makes a Context for each job, and one without a job for lifespans."""
-
-    def __call__(self, job: Running | None = None, *, atomic: bool = False) -> Context: ...
 
 
 class ServedApp(Protocol):
@@ -43,7 +37,7 @@ class ServedApp(Protocol):
     @property
     def _names(self) -> Mapping[str, AnyTask]: ...
     def conninfo(self, dsn: str | None = None) -> str: ...
-    def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> Contexts: ...
+    def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> Callable[..., Context]: ...
     def _check_tasks(self) -> None: ...
     def _catalogue(self) -> Sequence[dict[str, Any]]: ...
     def _declared_schedules(self) -> list[dict[str, Any]]: ...
