@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tallybook._worker.claim.shares import SharedBook
-from tallybook._worker.finish.finisher import Finisher
+from tallybook._worker.finish.finisher import Finisher, unclaim
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.runner import Runner
 
@@ -122,7 +122,7 @@ class Suspects:
 
     def give_back(self, job: Running, delay: timedelta = timedelta(0)) -> None:
         """Give back a job that was claimed but never started."""
-        self.finisher.unclaim(job, delay)
+        self.finisher.end(job, unclaim(delay))
         self.book.freed(job)
 
     async def _idle_but_for(self, job: Running, until: float | None) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tallybook._worker.claim.admission import Admission
-from tallybook._worker.finish.finisher import Finisher
+from tallybook._worker.finish.finisher import Finisher, snooze
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.runner import Runner
 from tallybook._worker.settings import WorkerSettings
@@ -91,7 +91,7 @@ class Stopping:
         return len(held)
 
     def _give_back_one(self, job: Running) -> None:
-        self._finisher.snooze(job, timedelta(0))
+        self._finisher.end(job, snooze(timedelta(0)))
         self._book.freed(job)
 
     async def told(self) -> None:

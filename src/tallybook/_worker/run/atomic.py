@@ -30,12 +30,10 @@ from tallybook._db.kinds import chain
 from tallybook._db.link import dsn_for_people
 from tallybook._db.policy import backoff, first_line
 from tallybook._db.transactions import Begun, Library, conflicts, gone, interrupted
-from tallybook._model.failure import safe_text
-from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
-from tallybook._model.subject_outcome import Reject, SubjectOutcome
+from tallybook._model.outcome import Outcome
 from tallybook._worker.deadline import leavable
 from tallybook._worker.jobs import AnyTask, Running
-from tallybook._worker.run.ending import LONGEST_REASON, Ended, end_of, given_up, put_off, rejected
+from tallybook._worker.run.ending import Ended, how_to_end
 from tallybook._worker.run.served import ServedApp
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
 
@@ -226,39 +224,15 @@ async def _give_back(library: Library, begun: Begun, *, well: bool) -> None:
 def _end(job: Running, known: AnyTask, value: Any) -> tuple[str, Call[str], timedelta | None]:
     """Return the end of this attempt, as the last statement of its transaction."""
     attempt = (job.lease.lease, job.job_id, job.attempt)
-    if isinstance(value, SubjectOutcome) and not isinstance(value, Reject):
-        end = end_of(job, known, value)
-        if isinstance(end, ends.SubjectEnd):
-            return end.verb, end.atomic(attempt), end.wake_in
-        value = end  # None: completed, or Dead
-    if not isinstance(value, Outcome):
-        result = None if value is None else known.result_text(value)
+    how = how_to_end(job, known, value) if isinstance(value, Outcome) else None
+    if how is None:
+        result = None if value is None or isinstance(value, Outcome) else known.result_text(value)
         return "complete", ends.atomic_complete(attempt, result), None
-    match value:
-        case Snooze():
-            delay = put_off(value)
-            return "snooze", ends.atomic(ends.SNOOZE, attempt, delay=_seconds(delay)), delay
-        case Cancel():
-            reason = safe_text(value.reason, LONGEST_REASON) or None
-            return "cancel", ends.atomic(ends.CANCEL_RUNNING, attempt, reason=reason), None
-        case Dead():
-            return "fail", _fail(attempt, given_up(value, job.worker_name), None, None, final=True), None
-        case Reject():
-            error, then = rejected(job, known, value)
-            return "fail", _fail(attempt, error, then.delay, known.max_attempts, final=then.final), then.delay
-        case _:
-            raise TypeError(f"{type(value).__name__} is not Snooze, Cancel or Dead")
-
-
-def _fail(
-    attempt: ends.Attempt, error: dict[str, Any], delay: timedelta | None, limit: int | None, *, final: bool
-) -> Call[str]:
-    values = {"retry_in": None if delay is None else _seconds(delay), "max_attempts": limit, "final": final}
-    return ends.atomic(ends.FAIL, attempt, error=json.dumps(error), **values)
-
-
-def _seconds(delay: timedelta) -> str:
-    return f"{delay.total_seconds():.6f} s"
+    values = {
+        name: f"{value.total_seconds():.6f} s" if isinstance(value, timedelta) else value
+        for name, value in how.values.items()
+    }
+    return how.verb, ends.atomic(how.declared, attempt, **values), how.wake_in
 
 
 def _check(said: str, job: Running, known: AnyTask) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tallybook._db.ends import SubjectEnd, subject_end
+from tallybook._db.ends import VERBS, SubjectEnd, subject_end
 from tallybook._model.backoff import Backoff, delay_after, from_json, is_final
 from tallybook._model.failure import describe, safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
@@ -19,7 +19,7 @@ from tallybook._model.payload import encode
 from tallybook._model.retry_after import retry_after
 from tallybook._model.subject import subject_of
 from tallybook._model.subject_outcome import Complete, Kill, Reject, SubjectOutcome
-from tallybook._worker.finish.finisher import Finisher
+from tallybook._worker.finish.finisher import Finisher, How, cancel, crash, fail, snooze
 from tallybook._worker.jobs import AnyTask, Running
 from tallybook._worker.run.verbs import Postponed
 from tallybook.errors import ConfigError, NotASubject, PayloadError, TallybookError, TransactionError
@@ -28,7 +28,7 @@ log = logging.getLogger("tallybook.worker")
 
 # "Forever" has to be an instant that PostgreSQL knows.
 _LONGEST = timedelta(days=36_500)
-LONGEST_REASON = 4000
+_LONGEST_REASON = 4000
 _DETAILS_BYTES = 8_000
 
 
@@ -140,17 +140,6 @@ def after_failure(job: Running, known: AnyTask, error: BaseException) -> Next:
     return Next(None if delay is None else min(max(delay, timedelta(0)), _LONGEST), problem=problem)
 
 
-def put_off(outcome: Snooze) -> timedelta:
-    """Return the delay that it asks for, from now on."""
-    delay = outcome.delay if outcome.until is None else max(timedelta(0), outcome.until - datetime.now(UTC))
-    return min(delay or timedelta(0), _LONGEST)
-
-
-def given_up(outcome: Dead, worker: str) -> dict[str, Any]:
-    message = safe_text(outcome.reason, LONGEST_REASON) or "the handler gave up"
-    return {"type": "Dead", "message": message, "worker": worker}
-
-
 def end_of(job: Running, known: AnyTask, outcome: SubjectOutcome) -> SubjectEnd | Dead | None:
     """Return the end that an outcome other than Reject asks for; None: completed, like a handler that returns nothing.
 
@@ -171,19 +160,37 @@ def end_of(job: Running, known: AnyTask, outcome: SubjectOutcome) -> SubjectEnd 
     if isinstance(outcome, Complete) and args is None:
         return None
     if isinstance(outcome, Kill):
-        outcome = Kill(safe_text(outcome.reason, LONGEST_REASON))
+        outcome = Kill(safe_text(outcome.reason, _LONGEST_REASON))
     return subject_end(outcome, args, known.contract.version)
 
 
-def rejected(job: Running, known: AnyTask, outcome: Reject) -> tuple[dict[str, Any], Next]:
-    """Return the error to store, and what follows: the delay that the handler asks for, else by the retry policy."""
-    message = safe_text(outcome.message, LONGEST_REASON)
-    error: dict[str, Any] = {"type": "Reject", "message": message, "worker": job.worker_name}
-    if outcome.details is not None:
-        error["details"] = json.loads(details_text(outcome, known.name))
-    if outcome.ref_id is not None:
-        error["ref_id"] = outcome.ref_id
-    return error, after_failure(job, known, outcome) if outcome.retry_in is None else Next(outcome.retry_in)
+def how_to_end(job: Running, known: AnyTask, outcome: Outcome) -> How | None:
+    """Return the verb for an outcome; None: completed. Raises the errors of `end_of`."""
+    match outcome:
+        case Snooze():
+            delay = outcome.delay if outcome.until is None else max(timedelta(0), outcome.until - datetime.now(UTC))
+            return snooze(min(delay or timedelta(0), _LONGEST))
+        case Cancel():
+            return cancel(safe_text(outcome.reason, _LONGEST_REASON) or None)
+        case Dead():
+            message = safe_text(outcome.reason, _LONGEST_REASON) or "the handler gave up"
+            return fail({"type": "Dead", "message": message, "worker": job.worker_name}, final=True)
+        case Reject():
+            error: dict[str, Any] = {"type": "Reject", "message": safe_text(outcome.message, _LONGEST_REASON)}
+            error["worker"] = job.worker_name
+            if outcome.details is not None:
+                error["details"] = json.loads(details_text(outcome, known.name))
+            if outcome.ref_id is not None:
+                error["ref_id"] = outcome.ref_id
+            then = after_failure(job, known, outcome) if outcome.retry_in is None else Next(outcome.retry_in)
+            return fail(error, then.delay, known.max_attempts, final=then.final)
+        case SubjectOutcome():
+            end = end_of(job, known, outcome)
+            if isinstance(end, Dead):
+                return how_to_end(job, known, end)
+            return None if end is None else How(end.verb, VERBS[end.verb], end.values, end.wake_in)
+        case _:
+            raise TypeError(f"{type(outcome).__name__} is not Snooze, Cancel or Dead")
 
 
 def details_text(outcome: Reject, task: str) -> str:
@@ -228,38 +235,22 @@ class Ends:
     def failed(self, job: Running, known: AnyTask, error: BaseException, then: Next | None = None) -> None:
         job.raised = error
         described, then = describe(error, attempt=job.attempt, worker=job.worker_name), then or Next()
-        self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
+        self._finisher.end(job, fail(described, then.delay, known.max_attempts, final=then.final))
 
     def _outcome(self, job: Running, known: AnyTask, outcome: Outcome) -> None:
-        match outcome:
-            case Snooze():
-                self._finisher.snooze(job, put_off(outcome))
-            case Cancel():
-                self._finisher.cancelled(job, safe_text(outcome.reason, LONGEST_REASON) or None)
-            case Dead():
-                self._finisher.fail(job, given_up(outcome, job.worker_name), delay=None, limit=None, final=True)
-            case Reject():
-                described, then = rejected(job, known, outcome)
-                said = (known.name, job.job_id, job.attempt, described["message"])
-                log.warning("%s %s: attempt %s was rejected: %s", *said)
-                self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
-            case Postponed():
-                if not job.lost:
-                    self._finisher.ended(job, "limit_take", "scheduled", timedelta(0))
-            case SubjectOutcome():
-                try:
-                    end = end_of(job, known, outcome)
-                except TallybookError as error:
-                    self.raised(job, known, error)
-                    return
-                if end is None:
-                    self._finisher.complete(job)
-                elif isinstance(end, Dead):
-                    self._outcome(job, known, end)
-                else:
-                    self._finisher.iterated(job, end)
-            case _:
-                raise TypeError(f"{type(outcome).__name__} is not Snooze, Cancel or Dead")
+        if isinstance(outcome, Postponed):
+            if not job.lost:
+                self._finisher.ended(job, "limit_take", "scheduled", timedelta(0))
+            return
+        try:
+            how = how_to_end(job, known, outcome)
+        except TallybookError as error:
+            self.raised(job, known, error)
+            return
+        if isinstance(outcome, Reject) and how is not None and how.error is not None:
+            said = (known.name, job.job_id, job.attempt, how.error["message"])
+            log.warning("%s %s: attempt %s was rejected: %s", *said)
+        self._finisher.complete(job) if how is None else self._finisher.end(job, how)
 
     def raised(self, job: Running, known: AnyTask, error: BaseException) -> None:
         """End the attempt of a handler that raised: cancelled, given back, crashed or failed."""
@@ -267,15 +258,15 @@ class Ends:
             if job.handle is not None:
                 job.handle.uncancel()
             if job.cancel_reason is not None and not job.lost:
-                self._finisher.cancelled(job, job.cancel_reason or None)
+                self._finisher.end(job, cancel(job.cancel_reason or None))
                 return
             if self.aborting or job.lost:
-                self._finisher.snooze(job, timedelta(0))
+                self._finisher.end(job, snooze(timedelta(0)))
                 return
         job.raised = error
         if type(error) is ProcessDied:
             log.error("%s %s: %s", known.name, job.job_id, error, extra={"event": "crashed", "job": job.job_id})
-            self._finisher.crash(job, error.described(job))
+            self._finisher.end(job, crash(error.described(job)))
             return
         if type(error) is FailedInChild:
             described, then = error.described, error.then or after_failure(job, known, error)
@@ -287,7 +278,7 @@ class Ends:
         if self.keeps_error and self._finisher.first_failure is None:
             self.first_error = error
         log_failure(job, described)
-        self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
+        self._finisher.end(job, fail(described, then.delay, known.max_attempts, final=then.final))
 
 
 def log_failure(job: Running, described: dict[str, Any]) -> None:

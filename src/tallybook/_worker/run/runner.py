@@ -17,7 +17,7 @@ from typing import Any
 
 from tallybook._model.outcome import Outcome
 from tallybook._worker.deadline import Guard, deadline_passed
-from tallybook._worker.finish.finisher import Finisher
+from tallybook._worker.finish.finisher import SET_ASIDE, Finisher, cancel, fail, snooze
 from tallybook._worker.jobs import AnyTask, Book, Running, spawn
 from tallybook._worker.run.calling import DaemonThreads, Handlers, is_newer
 from tallybook._worker.run.ending import Ends, log_failure
@@ -71,7 +71,7 @@ class Runner:
             known = self._app._names.get(job.task_name)
             if known is None or (job.options and is_newer(job.options, known)):
                 self._warn_of_unknown(job, known)
-                self._finisher.move(job)
+                self._finisher.end(job, SET_ASIDE)
                 self._book.freed(job)
                 continue
             if (old := self._book.running.get(job.job_id)) is not None:  # its lease is no longer stored
@@ -100,7 +100,7 @@ class Runner:
         known = self._app._names.get(job.task_name)
         limit = None if known is None else known.max_attempts
         log_failure(job, error)
-        self._finisher.fail(job, {**error, "worker": job.worker_name}, delay=None, limit=limit, final=False)
+        self._finisher.end(job, fail({**error, "worker": job.worker_name}, limit=limit, final=False))
 
     def cancel(self, job_id: int, reason: str | None, attempt: int | None = None) -> None:
         """Ask one running job to stop; with `attempt`, only that attempt."""
@@ -218,9 +218,9 @@ class Runner:
 
     def _told_before_it_began(self, job: Running) -> bool:
         if self.ends.aborting or job.lost:
-            self._finisher.snooze(job, timedelta(0))
+            self._finisher.end(job, snooze(timedelta(0)))
         elif job.cancel_reason is not None:
-            self._finisher.cancelled(job, job.cancel_reason or None)
+            self._finisher.end(job, cancel(job.cancel_reason or None))
         elif job.latest is not None and asyncio.get_running_loop().time() > job.latest:
             del self._book.running[job.job_id]
             self._book.on.missed(job)
