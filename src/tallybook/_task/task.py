@@ -224,14 +224,8 @@ class Task(_Both[P, R_co]):
         return result
 
     def result_text(self, value: object) -> str | None:
-        """Encode a return value as JSON; return "!" and the reason if that fails, None if the task stores no result."""
-        if not self.store_result:
-            return None
-        try:
-            return encode(value, task=self.name, what="result")
-        except PayloadError as error:
-            logging.getLogger("tallybook.worker").warning("%s", error)
-            return f"!{error.reason} at {error.path}"
+        """Encode a return value as `encoded_result` does; return None if the task stores no result."""
+        return encoded_result(value, self.name) if self.store_result else None
 
     def read_result(self, found: Any) -> R_co:
         """Decode a stored result by the function's return annotation; plain JSON values if that is not supported.
@@ -434,6 +428,15 @@ class BoundTask(_Both[P, R_co]):
 
     def __repr__(self) -> str:
         return f"<Task {self.name} with {self.options}>"
+
+
+def encoded_result(value: object, task: str) -> str:
+    """Encode a return value as JSON; return "!" and the reason if that fails."""
+    try:
+        return encode(value, task=task, what="result")
+    except PayloadError as error:
+        logging.getLogger("tallybook.worker").warning("%s", error)
+        return f"!{error.reason} at {error.path}"
 
 
 def _is_context(annotation: Any) -> bool:

@@ -41,7 +41,6 @@ select {COMPLETE_MANY.called("order", **_ONE)} from (select %s::bigint[] as j, %
 _RELEASE = Declared("concurrency_release(names text[], quiet text[]) -> row (released int)")
 _AND_RELEASE = f"select refused, ({_RELEASE.called('order')}).released from ({{}} offset 0) done(refused)"  # noqa: S608
 
-_FAILURES = ("fail", "crash")
 _LARGEST_FLUSH = 2000
 # A flush ends when its results have more characters than this: the server accepts no message of 1 GB.
 _MOST_RESULTS = 1 << 24
@@ -246,7 +245,7 @@ class Finisher:
             self._refused(running.job_id, verb)
             return
         self.counts["completed" if said == "dropped" else said] += 1
-        if verb in _FAILURES:
+        if verb in ("fail", "crash"):
             self.failed[said] += 1
             if (recorded := getattr(running, "recorded", None)) is not None:
                 recorded(said)
