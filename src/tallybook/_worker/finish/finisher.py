@@ -16,16 +16,7 @@ from typing import Any
 
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
-from tallybook._db.ends import (
-    CANCEL_RUNNING,
-    COMPLETE_MANY,
-    COMPLETE_MANY_WITH,
-    CRASH,
-    FAIL,
-    MOVE,
-    SNOOZE,
-    UNCLAIM,
-)
+from tallybook._db.ends import CANCEL_RUNNING, COMPLETE_MANY, COMPLETE_MANY_WITH, CRASH, FAIL, MOVE, SNOOZE, UNCLAIM
 from tallybook._db.link import Link
 from tallybook._worker.finish.doubtful_ends import DoubtfulEnds, End
 from tallybook._worker.jobs import Book, Running
