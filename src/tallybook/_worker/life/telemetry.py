@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Protocol, TypeAlias
 
 from tallybook._db.aside import aside
@@ -43,10 +44,6 @@ _MOST_CONNECTIONS = 32
 _READ, _WORK, _WRITE = 5.0, 15.0, 5.0  # _WORK: longer than the database's limit
 _HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 _REQUEST = re.compile(rb"([A-Z]+) (/[\x21-\x7e]*) HTTP/1\.([01])")
-_REASONS = {
-    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout",
-    431: "Request Header Fields Too Large", 503: "Service Unavailable",
-}  # fmt: skip
 _ENDS = ("completed", "scheduled", "available", "cancelled", "dead", "moved", "refused")
 
 
@@ -308,7 +305,7 @@ def _parsed(head: bytes) -> tuple[str, str]:
 def _response(status: int, text: str, kind: str = "text/plain; charset=utf-8", *, bodiless: bool = False) -> bytes:
     body = (text if text.endswith("\n") else text + "\n").encode()
     head = [
-        f"HTTP/1.1 {status} {_REASONS[status]}",
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         f"Content-Type: {kind}",
         f"Content-Length: {len(body)}",
         "Cache-Control: no-store",
