@@ -135,7 +135,12 @@ class Fleet:
                     raise
             finally:
                 self.watchdog.stop()
-                await self._end()
+                tasks = [life.task for life in self.lives.values()]
+                for task in tasks:  # some still run if this task was cancelled or has failed
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await self.common.close()
+                await self._link.close()
         if self._fatal is not None:
             raise self._fatal
         self._reports |= {name: added(self._reports.get(name), life.report) for name, life in self.lives.items()}
@@ -250,14 +255,6 @@ class Fleet:
     def _stop_once(self) -> None:
         if not self.stopping.is_set():
             self.stop()
-
-    async def _end(self) -> None:
-        tasks = [life.task for life in self.lives.values()]
-        for task in tasks:  # some still run if this task was cancelled or has failed
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.common.close()
-        await self._link.close()
 
 
 def parts_of(app: ServedApp, every: Sequence[Node]) -> dict[str, Part]:
