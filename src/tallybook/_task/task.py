@@ -17,7 +17,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -40,8 +40,10 @@ from tallybook._model.signature import ArgsModel
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 if TYPE_CHECKING:
+    from tallybook._model.rate import BreakerRule, ConcurrencyRule, RateRule
     from tallybook._model.subject import SubjectReport
     from tallybook._task.subject import TaskSubject
+    from tallybook.extra.providers import Providers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,12 +53,40 @@ OnConflict = Literal["skip", "raise", "replace_args", "raise_priority", "push_ru
 
 
 class Owner(Source):
-    """The base of App: tasks use its connections, traces, retry policies and verbs."""
+    """The base of App: what its tasks, and the workers that serve it, read of it."""
+
+    tasks: Mapping[str, Task[..., Any]]
+    _names: Mapping[str, Task[..., Any]]
+    """The task names that its jobs may have: names and aliases of its tasks."""
+    providers: Providers
+
+    def __init__(self, name: str, dsn: str | None, sessions: tuple[Callable[[], Any], ...]) -> None:
+        super().__init__(name, dsn)
+        self._sessions = sessions
+        self._lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
+        self._arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
+        self._thread_arounds: list[Callable[[Any], Iterator[Any]]] = []
+        """The hooks that run in the thread of a plain handler."""
+        self._also_serves: set[str] = set()
+        """Queues that a worker without a list of queues serves, in addition to those of its tasks."""
+        # Declared in code, by name.
+        self._rate_rules: dict[str, RateRule] = {}
+        self._concurrency_rules: dict[str, ConcurrencyRule] = {}
+        self._breaker_rules: dict[str, BreakerRule] = {}
 
     def _policy(self, name: str, *, task: str | None = None) -> Backoff:
         raise NotImplementedError
 
     def _putting(self, job: JobCall) -> Call[Job]:
+        raise NotImplementedError
+
+    def _check_tasks(self) -> None:
+        raise NotImplementedError
+
+    def _catalogue(self) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def _declared_schedules(self) -> list[dict[str, Any]]:
         raise NotImplementedError
 
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance.service import happens
+from tallybook._task.task import Owner
 from tallybook._worker.jobs import Running
 from tallybook._worker.life.on_record import WHOLE, Part
 from tallybook._worker.life.worker import Worker
-from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import JobFailed, QueueUnavailable
 
@@ -44,7 +44,7 @@ class DrainReport:
 
 
 async def drain(
-    app: ServedApp,
+    app: Owner,
     dsn: str,
     settings: WorkerSettings,
     max_jobs: int | None,

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias, get_type_hints
+from typing import Any, TypeAlias, cast, get_type_hints
 
 from tallybook._db.aside import aside
 from tallybook._db.link import Link
@@ -24,6 +24,7 @@ from tallybook._db.policy import first_line
 from tallybook._maintenance.service import ends_or, happens
 from tallybook._model.at_node import At, at_node
 from tallybook._model.rate import ConcurrencyRule, RateRule
+from tallybook._task.task import Owner
 from tallybook._worker.claim.shares import Shares
 from tallybook._worker.life import on_record
 from tallybook._worker.life.drain import DrainReport, drain
@@ -33,7 +34,7 @@ from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.life.watchdog import Watchdog
 from tallybook._worker.life.worker import Place, Worker
 from tallybook._worker.run.calling import Common
-from tallybook._worker.run.served import ServedApp
+from tallybook._worker.run.context import Context
 from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import LOOPBACK, WorkerSettings
 from tallybook.errors import ConfigError, QueueUnavailable, SchemaError, UnknownNode
@@ -106,7 +107,7 @@ class Life:
 class Fleet:
     """The worker of several nodes: `which` is "all", or names separated by commas. `run` lasts until `stop`."""
 
-    def __init__(self, app: ServedApp, dsn: str, which: str, settings: WorkerSettings) -> None:
+    def __init__(self, app: Owner, dsn: str, which: str, settings: WorkerSettings) -> None:
         _check(app, settings)
         app._check_tasks()
         self.app = app
@@ -200,7 +201,7 @@ class Fleet:
         """Open the lifespans, once for all nodes; a stop does not wait for them."""
         verbs = Verbs(self._link)
         verbs.loop = asyncio.get_running_loop()
-        context = self.app._contexts(self.common.state, verbs)()
+        context = Context(self.common.state, verbs=verbs, app=cast(Any, self.app))
         opening = asyncio.create_task(self.common.open(context), name="tallybook-start")
         try:
             await ends_or(opening, self.stopping)
@@ -257,7 +258,7 @@ class Fleet:
             self.stop()
 
 
-def parts_of(app: ServedApp, every: Sequence[Node]) -> dict[str, Part]:
+def parts_of(app: Owner, every: Sequence[Node]) -> dict[str, Part]:
     """Return the part of each node. Raises ConfigError for a limit that is too small to divide."""
     parts = {node.name: Part(at, len(every), node.home, node.number) for at, node in enumerate(every)}
     for part in parts.values():
@@ -266,7 +267,7 @@ def parts_of(app: ServedApp, every: Sequence[Node]) -> dict[str, Part]:
 
 
 async def drain_nodes(
-    app: ServedApp,
+    app: Owner,
     dsn: str,
     which: str,
     settings: WorkerSettings,
@@ -305,7 +306,7 @@ async def drain_nodes(
     return total
 
 
-def _check(app: ServedApp, settings: WorkerSettings) -> None:
+def _check(app: Owner, settings: WorkerSettings) -> None:
     """Raise ConfigError for settings that lead to one database only."""
     if settings.direct_dsn:
         raise ConfigError("direct_dsn", "(not shown)", "it leads to one node only", hint="Leave it out with --nodes")

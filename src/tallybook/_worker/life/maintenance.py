@@ -13,10 +13,10 @@ from tallybook._maintenance.promote import Promoter
 from tallybook._maintenance.rebase import Rebaser
 from tallybook._maintenance.releases import FairRelease, Parents, Permits
 from tallybook._maintenance.rescue import Rescuer
+from tallybook._task.task import Owner
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import DEAL, PLACES, SCHEDULE, SETTLE
 from tallybook._worker.jobs import Callbacks
-from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
 
 log = logging.getLogger("tallybook.worker")
@@ -53,7 +53,7 @@ class Maintenance:
     """A worker's maintenance, over one connection; queries of schedules use another."""
 
     def __init__(
-        self, app: ServedApp, link: Link, settings: WorkerSettings, claimer: Claimer, on: Callbacks, *, home: bool
+        self, app: Owner, link: Link, settings: WorkerSettings, claimer: Claimer, on: Callbacks, *, home: bool
     ) -> None:
         wake = claimer.wake
         self.promoter = Promoter(link, wake)

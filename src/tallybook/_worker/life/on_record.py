@@ -17,8 +17,8 @@ from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.nodes import foreign_ids
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
 from tallybook._db.schema import UNDEFINED, refusal
+from tallybook._task.task import Owner
 from tallybook._worker.jobs import AnyTask
-from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
 
@@ -46,7 +46,7 @@ class Part:
 WHOLE = Part()
 
 
-def limits(app: ServedApp, part: Part) -> str:
+def limits(app: Owner, part: Part) -> str:
     """Return the limits of the app's code, or a node's part, as workers store them. ConfigError: a limit too small."""
     return rates.registered(
         (rule.part(part.at, part.of) for rule in app._rate_rules.values()),
@@ -55,7 +55,7 @@ def limits(app: ServedApp, part: Part) -> str:
     )
 
 
-def checked(app: ServedApp, queues: Iterable[str], part: Part, lives: bool, conn: Connection) -> int:
+def checked(app: Owner, queues: Iterable[str], part: Part, lives: bool, conn: Connection) -> int:
     """Check the schema and store the app's limits; return the schema version that a library may expect.
 
     Raises SchemaError, and ConfigError for another node's database, or for an undeclared limit if the worker `lives`
@@ -79,7 +79,7 @@ def checked(app: ServedApp, queues: Iterable[str], part: Part, lives: bool, conn
     return expected
 
 
-def _warn_of_twins(app: ServedApp, conn: Connection) -> None:
+def _warn_of_twins(app: Owner, conn: Connection) -> None:
     """Warn of two apps with one task name: on one queue they run each other's jobs, and the catalogue has one entry."""
     for name, other, queue in conn.execute(_TWINS, (app.name, list(app._names))).fetchall():
         both = " It has the same queue there: each runs jobs that are meant for the other." * (

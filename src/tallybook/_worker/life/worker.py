@@ -14,6 +14,7 @@ from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance import rebase
 from tallybook._maintenance.service import ends_or
 from tallybook._model.at_node import at_node
+from tallybook._task.task import Owner
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import CANCEL, Sleeper
 from tallybook._worker.finish.finisher import Finisher
@@ -29,7 +30,6 @@ from tallybook._worker.run import children
 from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.calling import Common, Handlers
 from tallybook._worker.run.runner import Runner
-from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import NotSupported, QueueUnavailable
@@ -57,7 +57,7 @@ class Worker:
 
     def __init__(
         self,
-        app: ServedApp,
+        app: Owner,
         dsn: str,
         settings: WorkerSettings,
         *,

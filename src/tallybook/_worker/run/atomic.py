@@ -31,10 +31,10 @@ from tallybook._db.link import dsn_for_people
 from tallybook._db.policy import backoff, first_line
 from tallybook._db.transactions import Begun, Library, conflicts, gone, interrupted
 from tallybook._model.outcome import Outcome
+from tallybook._task.task import Owner
 from tallybook._worker.deadline import leavable
 from tallybook._worker.jobs import AnyTask, Running
 from tallybook._worker.run.ending import Ended, how_to_end
-from tallybook._worker.run.served import ServedApp
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
 
 log = logging.getLogger("tallybook.worker")
@@ -52,7 +52,7 @@ _DRIVERS: dict[str, Callable[[str, str], Library]] = {
 class Atomic:
     """Runs the handlers of atomic tasks. Connections are opened when the first job needs them."""
 
-    def __init__(self, app: ServedApp, dsn: str, name: str) -> None:
+    def __init__(self, app: Owner, dsn: str, name: str) -> None:
         self._app = app
         self._dsn = dsn
         self._name = f"tallybook {name}"[:63]

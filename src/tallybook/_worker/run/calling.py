@@ -11,16 +11,17 @@ import types
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from tallybook._model.contract import LAST_VERSION
+from tallybook._task.task import Owner
 from tallybook._worker.jobs import AnyTask, Running, current_job
 from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.children import Children, check
 from tallybook._worker.run.context import Context
-from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import PayloadError
@@ -125,7 +126,7 @@ def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 class Common:
     """What all handlers of one process share: threads, one per slot, children, and the state of the app's lifespans."""
 
-    def __init__(self, app: ServedApp, settings: WorkerSettings) -> None:
+    def __init__(self, app: Owner, settings: WorkerSettings) -> None:
         self._app = app
         self.threads = DaemonThreads(settings.slots, "tallybook-job")
         self.children = Children(settings.name, min(settings.children or settings.slots, settings.slots))
@@ -142,7 +143,7 @@ class Common:
         await self._lifespan.aclose()
 
 
-async def enter_lifespans(app: ServedApp, context: Context, stack: AsyncExitStack) -> None:
+async def enter_lifespans(app: Owner, context: Context, stack: AsyncExitStack) -> None:
     """Enter the app's lifespans in the order of declaration; the stack closes them in reverse."""
     for hook in app._lifespans:
         await stack.enter_async_context(asynccontextmanager(hook)(context))
@@ -151,14 +152,14 @@ async def enter_lifespans(app: ServedApp, context: Context, stack: AsyncExitStac
 class Handlers:
     """The app's handlers for one node, or for the one database; the nodes share `common`."""
 
-    def __init__(self, app: ServedApp, verbs: Verbs, atomic: Atomic, common: Common, *, owns: bool) -> None:
+    def __init__(self, app: Owner, verbs: Verbs, atomic: Atomic, common: Common, *, owns: bool) -> None:
         self._app = app
         self._verbs = verbs
         self._atomic = atomic
         self.common = common
         self._owns = owns
         self._way = ExitStack()
-        self._contexts = app._contexts(common.state, verbs)
+        self._contexts = partial(Context, common.state, verbs=verbs, app=cast(Any, app))
 
     async def open(self) -> None:
         """Check that handlers can run; enter the app's lifespans, unless they are open for all nodes already."""

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 from tallybook._model.outcome import Outcome
+from tallybook._task.task import Owner
 from tallybook._worker.deadline import Guard, deadline_passed
 from tallybook._worker.finish.finisher import SET_ASIDE, Finisher, cancel, fail, snooze
 from tallybook._worker.jobs import AnyTask, Book, Running, spawn
 from tallybook._worker.run.calling import DaemonThreads, Handlers, is_newer
 from tallybook._worker.run.ending import Ends, log_failure
-from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
 
 log = logging.getLogger("tallybook.worker")
@@ -38,7 +38,7 @@ class Runner:
     """Starts claimed jobs and passes each end to the finisher."""
 
     def __init__(
-        self, app: ServedApp, book: Book, finisher: Finisher, handlers: Handlers, settings: WorkerSettings
+        self, app: Owner, book: Book, finisher: Finisher, handlers: Handlers, settings: WorkerSettings
     ) -> None:
         self._app = app
         self._book = book
