@@ -17,7 +17,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +28,6 @@ from tallybook._worker.deadline import deadline_passed
 from tallybook._worker.jobs import AnyTask, Running, spawn
 from tallybook._worker.run import frames
 from tallybook._worker.run.ending import ChildResult, FailedInChild, ProcessDied
-from tallybook._worker.run.frames import from_frame
 from tallybook._worker.run.verbs import Verbs
 from tallybook.errors import ConfigError, LeaseLost
 
@@ -95,20 +94,15 @@ class Child:
     async def start(self, worker_name: str, *, with_main: bool) -> None:
         """Start the process and send it its settings; do not wait until it is ready."""
         ours, theirs = socket.socketpair()
-        try:
-            words = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno())]
+        words = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno())]
+        env = {name: value for name, value in os.environ.items() if name not in CREDENTIALS or name in self.env}
+        with theirs, ExitStack() as failed:
+            failed.enter_context(ours)
+            # process_group: Ctrl-C in the terminal is for the worker; a kill includes the processes that it has started
             self._process = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={name: value for name, value in os.environ.items() if name not in CREDENTIALS or name in self.env},
-                process_group=0,  # Ctrl-C in the terminal is for the worker; a kill includes the processes it started
+                *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=env, process_group=0
             )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+            failed.pop_all()
         self._exit = asyncio.ensure_future(self._process.wait())
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         # The socket of a dead process, which others may hold open, is closed soon: its last message may arrive.
@@ -237,7 +231,7 @@ class Children:
             self._back(child, answer)
         assert answer is not None
         if answer["kind"] == "ended":
-            return from_frame(answer["outcome"]) if "outcome" in answer else ChildResult(answer["value"])
+            return frames.from_frame(answer["outcome"]) if "outcome" in answer else ChildResult(answer["value"])
         raise FailedInChild(answer)
 
     async def _answer(self, job: Running, child: Child, verbs: Verbs, question: dict[str, Any]) -> None:
