@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from support.cli import Command
 from support.paths import ROOT
@@ -258,6 +259,19 @@ async def test_no_node_is_ready_while_the_loop_is_blocked(app: App, dsn: str) ->
         ready.append(value(parsed(await endpoint._metrics()), "tallybook_worker_ready", node="north"))
         await endpoint._databases["north"][1].close()
     assert ready == [1, 0]
+
+
+async def test_a_node_that_moved_keeps_no_connection(app: App, dsn: str) -> None:
+    """A node whose address has changed, or that was removed, is not asked any more: its connection is closed."""
+    nodes: dict[str, Any] = {"north": (dsn, None)}
+    endpoint = telemetry.Telemetry(WorkerSettings(metrics_port=0), dsn, nodes=lambda: nodes)
+    asked = []
+    for later in ({"north": (make_conninfo(dsn, application_name="moved"), None)}, {}):
+        await endpoint._metrics()
+        asked.append(endpoint._databases["north"][1])
+        nodes = later
+    await endpoint._metrics()
+    assert [database._link.conn for database in asked] == [None, None]
 
 
 async def test_hostile_requests_do_not_disturb(

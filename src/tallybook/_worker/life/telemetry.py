@@ -268,10 +268,14 @@ class Telemetry(threading.Thread):
 
     async def _metrics(self) -> str:
         nodes = self._nodes()
+        moved = [name for name, kept in self._databases.items() if name not in nodes or nodes[name][0] != kept[0]]
+        left = [self._databases.pop(name) for name in moved]
         for name, (dsn, _) in nodes.items():
-            if name not in self._databases or self._databases[name][0] != dsn:
+            if name not in self._databases:
                 self._databases[name] = (dsn, Database(dsn, self._settings.name), Shown())
         asked = [self._databases[name] for name in nodes]
+        for _, database, _ in left:
+            await database.close()
         numbers = await asyncio.gather(*(database.numbers() for _, database, _ in asked))
         found: dict[str, dict[str, list[Sample]]] = {}
         for (name, (_, worker)), (_, _, shown), answer in zip(nodes.items(), asked, numbers, strict=True):
