@@ -116,10 +116,7 @@ class SharedBook(Book):
         change(self)
 
     def asks(self, slots: Mapping[str, int]) -> Callable[[], None]:
-        """Reserve the slots that the next claim asks for. Call the result when the answer is here: it gives them back.
-
-        `opened` counts the jobs that the answer brought.
-        """
+        """Reserve the next claim's slots. Call the result at its answer to free them; `opened` counts its jobs."""
         self.waits, self.turn, self._most = False, next(self.shares.turns), slots
         self.short = {queue for queue, most in slots.items() if not most}
         self.listen()

@@ -83,10 +83,7 @@ class Suspects:
         return (alone, [job for job in jobs if job not in alone]) if alone else ([], jobs)
 
     async def start(self, jobs: list[Running], *, until: float | None = None) -> None:
-        """Start these jobs; with a suspect among them, return when it has ended or was given back.
-
-        `until`, on the monotonic clock: give the suspect back if the process is not idle by then.
-        """
+        """Start these jobs; return when a suspect among them has ended, or was not alone by `until` (monotonic)."""
         suspects, rest = self._apart(jobs)
         self.runner.start(rest)
         if not suspects:

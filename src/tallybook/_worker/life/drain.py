@@ -53,10 +53,7 @@ async def drain(
     raise_on_failure: bool = False,
     part: Part = WHOLE,
 ) -> DrainReport:
-    """Promote, rescue, claim and run until nothing is due or a limit is reached. Raises JobFailed if asked to.
-
-    Raises QueueUnavailable if it cannot reach the server at the limit.
-    """
+    """Run what is due, up to a limit. Raises JobFailed if asked to, QueueUnavailable if the server is away then."""
     worker = Worker(app, dsn, settings, drains=True, part=part)
     worker.runner.ends.keeps_error = raise_on_failure
     admission, suspects = worker.claimer.admission, worker.claimer.suspects

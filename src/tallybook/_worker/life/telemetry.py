@@ -206,7 +206,6 @@ class Telemetry(threading.Thread):
         return f"the event loop has not turned for {late:.1f} s" if late > BLOCKED else ""
 
     def _why_not(self, worker: ShownWorker | None) -> str:
-        """Return why this worker takes no jobs; empty: it does."""
         if worker is not None:
             return worker.why_not_ready()
         return "no worker now: see the log" if self._has_nodes else "the database has not been reached yet"

@@ -293,7 +293,6 @@ def _in_context(
 
 
 async def _stepped(coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> Any:
-    """Run a coroutine with each step inside this context; return its result."""
     try:
         waits_for = context.run(coroutine.send, None)
     except StopIteration as end:

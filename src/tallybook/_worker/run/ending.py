@@ -114,10 +114,7 @@ def _policy(job: Running, known: AnyTask) -> tuple[Backoff, str | None]:
 
 
 def after_failure(job: Running, known: AnyTask, error: BaseException) -> Next:
-    """Decide with the retry policy what follows this failure, no earlier than the error's Retry-After; never raise.
-
-    If a user's policy raises, or returns nonsense, the server's own backoff applies.
-    """
+    """Return what follows, by the retry policy (if it fails, the server's) and the error's Retry-After; never raise."""
     if is_final(error, known.no_retry):
         return _NEVER
     delay: timedelta | None = None

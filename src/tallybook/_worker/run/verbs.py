@@ -82,7 +82,6 @@ class Verbs:
         await self._say(job, _CHECKPOINT.worker, encode(value, task=job.task_name, what="checkpoint"))
 
     async def get_checkpoint(self, job: Running) -> Any:
-        """Return the last checkpoint of any attempt; None: there is none."""
         ((text,),) = await self._link.rows(f"{_CHECKPOINT_OF.worker}::text", job.job_id)
         return None if text is None else json.loads(text)
 
@@ -118,7 +117,6 @@ class Verbs:
             missed = True
 
     async def push(self, job: Running, key: str, by: timedelta) -> None:
-        """Allow no call of a key within this time."""
         await self._link.rows(_PUSH, key, checked_push(by))
 
     async def _say(self, job: Running, sql: str, *values: object) -> None:
