@@ -100,14 +100,12 @@ class Database:
         self._link = Link(dsn, name)
         self.numbers = Asked(self._answer).now
         """Returns numbers that are at most a second old; None: the database is away."""
-        self.questions = 0
 
     async def _answer(self, *, again: bool = True) -> Numbers:
         kept = self._link.conn is not None
         try:
             async with asyncio.timeout(ANSWER):
                 conn = await self._link.connect()
-            self.questions += 1
             with SocketTimeout(conn, ANSWER):
                 return await ask(conn)
         except (Error, OSError):
