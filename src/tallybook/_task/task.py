@@ -59,6 +59,10 @@ class Owner(Source):
     _names: Mapping[str, Task[..., Any]]
     """The task names that its jobs may have: names and aliases of its tasks."""
     providers: Providers
+    _putting: Callable[[JobCall], Call[Job]]
+    _check_tasks: Callable[[], None]
+    _catalogue: Callable[[], list[dict[str, Any]]]
+    _declared_schedules: Callable[[], list[dict[str, Any]]]
 
     def __init__(self, name: str, dsn: str | None, sessions: tuple[Callable[[], Any], ...]) -> None:
         super().__init__(name, dsn)
@@ -75,18 +79,6 @@ class Owner(Source):
         self._breaker_rules: dict[str, BreakerRule] = {}
 
     def _policy(self, name: str, *, task: str | None = None) -> Backoff:
-        raise NotImplementedError
-
-    def _putting(self, job: JobCall) -> Call[Job]:
-        raise NotImplementedError
-
-    def _check_tasks(self) -> None:
-        raise NotImplementedError
-
-    def _catalogue(self) -> list[dict[str, Any]]:
-        raise NotImplementedError
-
-    def _declared_schedules(self) -> list[dict[str, Any]]:
         raise NotImplementedError
 
 
