@@ -94,8 +94,7 @@ class _Both(Generic[P, R_co]):
             hint = "" if ours is None else f". Here it is .{ours}" if ours[0] != "(" else f". Here it is {ours}"
             raise AttributeError(f"{type(self).__name__!r} has no {name!r}{hint}", name=name, obj=self)
 
-    def _with_options(self) -> BoundTask[P, R_co]:
-        raise NotImplementedError
+    _with_options: Callable[[], BoundTask[P, R_co]]
 
     def subject(self, name: str) -> TaskSubject[P]:
         """Return the subject of this name (1 to 512 bytes), to push, upsert, read or forget it. Sends nothing yet.

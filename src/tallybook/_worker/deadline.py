@@ -30,10 +30,8 @@ class Process(Protocol):
 class Guarded(Protocol):
     """A running attempt, as its Guard reads it."""
 
-    @property
-    def cancel_reason(self) -> str | None: ...
-    @property
-    def guard(self) -> Guard | None: ...
+    cancel_reason: str | None
+    guard: Guard | None
 
 
 def _nothing(job: object) -> None: ...
