@@ -144,4 +144,4 @@ async def test_where_there_is_no_lock_of_its_own(app: App, dsn: str, db: Any, jo
 def test_a_wrong_lock_is_refused(name: str, wait: Any, words: str) -> None:
     """S2-05: an invalid name, and a wait that is no duration, are errors at the call."""
     with pytest.raises(ConfigError, match=words):
-        Lock(name, wait, "", told=lambda: False, here=lambda coroutine: None)
+        Lock(None, name, wait, "")

@@ -366,7 +366,7 @@ class Context:
             raise NotSupported("ctx.lock in an atomic task", hint=hint)
         if dsn is None:
             raise NotSupported("ctx.lock in a process of its own", hint="Give the task exclusive=True")
-        return Lock(name, wait, dsn, told=lambda: self.cancelled, here=self._wait)
+        return Lock(self, name, wait, dsn)
 
     def _said(self) -> Verbs:
         if self._verbs is None:

@@ -8,7 +8,7 @@ back.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -135,20 +135,12 @@ def checked_push(by: timedelta) -> timedelta:
 class Lock:
     """A lock over all processes: `async with ctx.lock("ledger"):`, in a plain handler `with ctx.lock("ledger"):`."""
 
-    def __init__(
-        self,
-        name: str,
-        wait: timedelta | str | None,
-        dsn: str,
-        *,
-        told: Callable[[], bool],
-        here: Callable[[Coroutine[Any, Any, None]], None],
-    ) -> None:
+    def __init__(self, ctx: Any, name: str, wait: timedelta | str | None, dsn: str) -> None:
         check_name("name", name, 200)
         self._name = name
         self._seconds = None if wait is None else parse_duration(wait, option="wait").total_seconds()
         self._link = Link(dsn, "lock", on_connect=make_fit)
-        self._told, self._here = told, here
+        self._ctx = ctx  # a Context, which makes this
 
     async def __aenter__(self) -> None:
         loop, pause = asyncio.get_running_loop(), _FIRST_WAIT
@@ -156,7 +148,7 @@ class Lock:
         try:
             while not await self._link.run(self._take):
                 left = _LONGEST_WAIT if until is None else until - loop.time()
-                if left <= 0 or self._told():
+                if left <= 0 or self._ctx.cancelled:
                     raise LockNotAvailable(self._name, self._seconds)
                 await asyncio.sleep(min(pause, left))
                 pause = min(pause * 1.5, _LONGEST_WAIT)
@@ -181,10 +173,10 @@ class Lock:
             await self._link.close()
 
     def __enter__(self) -> None:
-        self._here(self.__aenter__())
+        self._ctx._wait(self.__aenter__())
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._here(self.__aexit__(kind))
+        self._ctx._wait(self.__aexit__(kind))
 
 
 class Turn:
