@@ -226,7 +226,7 @@ async def test_too_many_abandoned_handlers_stop_the_worker(
     async with working(app, dsn, queues={"default": 1}, max_abandoned=2, **GRACE) as worker:
         await eventually(worker.claimer.stopping.is_set, "it stops")
     gate.set()
-    assert worker.worn_out
+    assert worker.stopping.worn_out
     assert worker.runner.abandoned == 2
     assert [jobs(job).state for job in put] == ["retrying", "retrying", "available"]
     assert "2 abandoned handlers have not ended" in caplog.text

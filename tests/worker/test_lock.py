@@ -12,7 +12,7 @@ from support import zoo
 from support.pooler import PACKAGE, installed
 from support.workers import Jobs, eventually, working
 from tallybook import App, Context
-from tallybook._worker.run.lock import Lock
+from tallybook._worker.run.verbs import Lock
 from tallybook.errors import ConfigError
 
 pytestmark = pytest.mark.direct("a lock is a session's")
@@ -61,7 +61,7 @@ async def test_plain_handlers_take_turns(
 ) -> None:
     """S2-14: plain handlers in one process exclude each other, one that raises unlocks; control: else they meet."""
     if broken:
-        monkeypatch.setattr("tallybook._worker.run.lock._TAKE", "select true, %s::text")
+        monkeypatch.setattr("tallybook._worker.run.verbs._TAKE", "select true, %s::text")
     inside, met = list[int](), threading.Event()
 
     @app.task(max_attempts=1)
@@ -144,4 +144,4 @@ async def test_where_there_is_no_lock_of_its_own(app: App, dsn: str, db: Any, jo
 def test_a_wrong_lock_is_refused(name: str, wait: Any, words: str) -> None:
     """S2-05: an invalid name, and a wait that is no duration, are errors at the call."""
     with pytest.raises(ConfigError, match=words):
-        Lock(name, wait, "", told=lambda: False, here=lambda coroutine: None)
+        Lock(None, name, wait, "")

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from support.cli import Command
 from support.paths import ROOT
@@ -198,17 +200,18 @@ async def test_the_role_of_a_worker_may_ask(app: App, empty_dsn: str) -> None:
 async def test_the_database_is_asked_once_for_many_scrapes(app: App, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All scrapes within the lifetime of one answer cost one query; without a lifetime, one each."""
     monkeypatch.setattr(_numbers, "FRESH", 3600.0)
+    asked: list[Any] = []
+    monkeypatch.setattr(telemetry, "ask", lambda conn, ask=telemetry.ask: asked.append(conn) or ask(conn))
     async with working(app, dsn, metrics_port=0) as worker:
         await until(worker, "/readyz", 200)
-        asked = worker.telemetry._database
-        assert asked.questions == 0  # no scrape, no connection
+        assert worker.telemetry._databases == {}  # no scrape, no connection
         answers = await asyncio.gather(*(page(worker, "/metrics") for _ in range(10)))
         assert {status for status, _ in answers} == {200}
-        assert asked.questions == 1
+        assert len(asked) == 1
         monkeypatch.setattr(_numbers, "FRESH", 0.0)
         await page(worker, "/metrics")
         await page(worker, "/metrics")
-        assert asked.questions == 3
+        assert len(asked) == 3
 
 
 async def test_a_blocked_loop_is_not_alive(
@@ -245,6 +248,31 @@ async def test_a_blocked_loop_is_not_alive(
     assert "has not turned for" in answers[0][1]
     lag = value(parsed(answers[2][1]), "tallybook_worker_loop_lag_seconds")
     assert lag is not None and lag > 0.1
+
+
+async def test_no_node_is_ready_while_the_loop_is_blocked(app: App, dsn: str) -> None:
+    """While the event loop is blocked, tallybook_worker_ready is 0 for each node, as /readyz is 503."""
+    async with working(app, dsn) as worker:
+        await eventually(lambda: not worker.why_not_ready(), "it runs")
+        endpoint = telemetry.Telemetry(worker.settings, dsn, nodes=lambda: {"north": (dsn, worker)})
+        ready = [value(parsed(await endpoint._metrics()), "tallybook_worker_ready", node="north")]
+        endpoint._asked = time.monotonic() - 2 * telemetry.BLOCKED
+        ready.append(value(parsed(await endpoint._metrics()), "tallybook_worker_ready", node="north"))
+        await endpoint._databases["north"][1].close()
+    assert ready == [1, 0]
+
+
+async def test_a_node_that_moved_keeps_no_connection(app: App, dsn: str) -> None:
+    """A node whose address has changed, or that was removed, is not asked any more: its connection is closed."""
+    nodes: dict[str, Any] = {"north": (dsn, None)}
+    endpoint = telemetry.Telemetry(WorkerSettings(metrics_port=0), dsn, nodes=lambda: nodes)
+    asked = []
+    for later in ({"north": (make_conninfo(dsn, application_name="moved"), None)}, {}):
+        await endpoint._metrics()
+        asked.append(endpoint._databases["north"][1])
+        nodes = later
+    await endpoint._metrics()
+    assert [database._link.conn for database in asked] == [None, None]
 
 
 async def test_hostile_requests_do_not_disturb(

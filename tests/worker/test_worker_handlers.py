@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -16,8 +17,8 @@ import pytest
 from support.workers import Jobs, eventually, working
 from support.zoo import Unprintable
 from tallybook import App, Cancel, Constant, Context, Dead, Snooze
-from tallybook._worker.finish.finisher import Finisher
-from tallybook._worker.jobs import Running
+from tallybook._worker.finish.finisher import Finisher, How
+from tallybook._worker.run import ending
 
 mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="clean")
 
@@ -401,10 +402,8 @@ async def test_an_end_that_the_server_refuses_becomes_a_failure(
     async def later() -> Snooze:
         return Snooze(timedelta(0))
 
-    def snooze(self: Finisher, running: Running, delay: timedelta) -> None:
-        self._end(running, "snooze", "select 1 / (%s::text || %s::text || %s::text)::int", ())
-
-    monkeypatch.setattr(Finisher, "snooze", snooze)
+    refused = SimpleNamespace(worker="select 1 / (%s::text || %s::text || %s::text)::int")
+    monkeypatch.setattr(ending, "snooze", lambda delay: How("snooze", refused))  # type: ignore[arg-type]
     async with working(app, dsn):
         job = later.enqueue_sync(db)
         await jobs.becomes(job, "retrying")

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from datetime import timedelta
 from functools import cached_property, partial
 from importlib import import_module
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from tallybook._app import declaring
@@ -37,13 +36,9 @@ if TYPE_CHECKING:
     from tallybook._app.schedules import InCode, Schedules
     from tallybook._app.subjects import Subjects
     from tallybook._model.job_info import JobInfo
-    from tallybook._model.rate import BreakerRule, ConcurrencyRule, RateRule
-    from tallybook._worker.jobs import Running
     from tallybook._worker.life.drain import DrainReport
     from tallybook._worker.life.stopping import WorkerReport
     from tallybook._worker.run.context import Context
-    from tallybook._worker.run.served import Contexts
-    from tallybook._worker.run.verbs import Verbs
     from tallybook.extra.providers import Providers
 
 P = ParamSpec("P")
@@ -143,26 +138,15 @@ class App(Owner):
         self, name: str, *, dsn: str | None = None, session: Callable[[], Any] | tuple[Callable[[], Any], ...] = ()
     ) -> None:
         check_name("name", name, 200)
-        super().__init__(name, dsn)
-        self._sessions = session if isinstance(session, tuple) else (session,)
+        super().__init__(name, dsn, session if isinstance(session, tuple) else (session,))
         for maker in self._sessions:
             if not callable(maker):
                 raise ConfigError("session", maker, "not a sessionmaker", hint="Write session=sessionmaker(engine)")
         self.tasks: dict[str, Task[..., Any]] = {}
         self._names: dict[str, Task[..., Any]] = {}
-        """The task names that its jobs may have: names and aliases of its tasks."""
-        self._lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
-        self._arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
-        self._thread_arounds: list[Callable[[Any], Iterator[Any]]] = []
-        """The hooks that run in the thread of a plain handler."""
-        self._also_serves: set[str] = set()
-        """Queues that a worker without a list of queues serves, in addition to those of its tasks."""
-        # Declared in code, by name; `_declared` are the schedules.
         self._retry_policies: dict[str, Backoff] = {}
-        self._rate_rules: dict[str, RateRule] = {}
-        self._concurrency_rules: dict[str, ConcurrencyRule] = {}
-        self._breaker_rules: dict[str, BreakerRule] = {}
         self._declared: dict[str, InCode] = {}
+        """The schedules in code, by name."""
         self._included: list[Owner] = []
         """The other apps whose tasks it serves; enqueues of these tasks are traced as its own."""
 
@@ -289,14 +273,6 @@ class App(Owner):
         from tallybook._app.catalogue import catalogue
 
         return catalogue(self.name, self.tasks, self._names)
-
-    def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> Contexts:
-        from tallybook._worker.run.context import Context
-
-        def context(job: Running | None = None, *, atomic: bool = False) -> Context:
-            return Context(state, job, verbs, app=self, atomic=atomic)
-
-        return context
 
     def lifespan(self, fn: Hook) -> Hook:
         """Open shared resources once per worker process or drain: an async generator function that yields once.

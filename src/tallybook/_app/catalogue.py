@@ -29,23 +29,18 @@ def check(app: str, tasks: Tasks, names: Tasks) -> None:
     """Raise ConfigError for a task with an invalid summary, version or on_dead. `names` includes the aliases."""
     for task in tasks.values():
         task.contract.check_upgrades(task.name)
-        if task.contract.summary is not None:
-            _check_summary(task)
+        for name in task.contract.placeholders:
+            if name not in task.args.names and not task.args.is_open:
+                near = get_close_matches(name, task.args.names, 1)
+                known = ", ".join(sorted(task.args.names)) or "none"
+                hint = f"Did you mean {{{near[0]}}}?" if near else f"It has {known}"
+                option = f"summary of task {task.name!r}"
+                raise ConfigError(option, task.contract.summary, f"the task has no argument {name!r}", hint=hint)
         if task.contract.on_dead is not None:
-            _check_on_dead(app, names, task)
+            _check_on_dead(app, names, task, task.contract.on_dead)
 
 
-def _check_summary(task: Task[..., Any]) -> None:
-    for name in task.contract.placeholders:
-        if name not in task.args.names and not task.args.is_open:
-            near = get_close_matches(name, task.args.names, 1)
-            hint = f"Did you mean {{{near[0]}}}?" if near else f"It has {', '.join(sorted(task.args.names)) or 'none'}"
-            option = f"summary of task {task.name!r}"
-            raise ConfigError(option, task.contract.summary, f"the task has no argument {name!r}", hint=hint)
-
-
-def _check_on_dead(app: str, names: Tasks, task: Task[..., Any]) -> None:
-    named = task.contract.on_dead or ""
+def _check_on_dead(app: str, names: Tasks, task: Task[..., Any], named: str) -> None:
     option = f"on_dead of task {task.name!r}"
     follower = names.get(named)
     if follower is None:

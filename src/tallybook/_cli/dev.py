@@ -21,7 +21,7 @@ from tallybook._db import migrate
 from tallybook._db.driver import conninfo_to_dict
 from tallybook._db.link import dsn_for_people
 from tallybook._worker.life.supervisor import DSN_OF_PARENT, WRONG, Child
-from tallybook._worker.run.children import how
+from tallybook._worker.run.ending import how
 from tallybook.errors import QueueUnavailable, TallybookError
 
 _WAITING = "select count(*) from tallybook.job where state in ('available', 'scheduled')"

@@ -32,12 +32,11 @@ T = TypeVar("T")
 class Bound(Protocol[P]):
     """The part of a BoundTask that a subject needs."""
 
+    name: str
+    options: Options
+
     @property
     def app(self) -> Source: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def options(self) -> Options: ...
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall: ...
 
 

@@ -16,7 +16,8 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -37,8 +38,10 @@ from tallybook._model.signature import ArgsModel
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 if TYPE_CHECKING:
+    from tallybook._model.rate import BreakerRule, ConcurrencyRule, RateRule
     from tallybook._model.subject import SubjectReport
     from tallybook._task.subject import TaskSubject
+    from tallybook.extra.providers import Providers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,12 +51,32 @@ OnConflict = Literal["skip", "raise", "replace_args", "raise_priority", "push_ru
 
 
 class Owner(Source):
-    """The base of App: tasks use its connections, traces, retry policies and verbs."""
+    """The base of App: what its tasks, and the workers that serve it, read of it."""
+
+    tasks: Mapping[str, Task[..., Any]]
+    _names: Mapping[str, Task[..., Any]]
+    """The task names that its jobs may have: names and aliases of its tasks."""
+    providers: Providers
+    _putting: Callable[[JobCall], Call[Job]]
+    _check_tasks: Callable[[], None]
+    _catalogue: Callable[[], list[dict[str, Any]]]
+    _declared_schedules: Callable[[], list[dict[str, Any]]]
+
+    def __init__(self, name: str, dsn: str | None, sessions: tuple[Callable[[], Any], ...]) -> None:
+        super().__init__(name, dsn)
+        self._sessions = sessions
+        self._lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
+        self._arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
+        self._thread_arounds: list[Callable[[Any], Iterator[Any]]] = []
+        """The hooks that run in the thread of a plain handler."""
+        self._also_serves: set[str] = set()
+        """Queues that a worker without a list of queues serves, in addition to those of its tasks."""
+        # Declared in code, by name.
+        self._rate_rules: dict[str, RateRule] = {}
+        self._concurrency_rules: dict[str, ConcurrencyRule] = {}
+        self._breaker_rules: dict[str, BreakerRule] = {}
 
     def _policy(self, name: str, *, task: str | None = None) -> Backoff:
-        raise NotImplementedError
-
-    def _putting(self, job: JobCall) -> Call[Job]:
         raise NotImplementedError
 
 
@@ -69,8 +92,7 @@ class _Both(Generic[P, R_co]):
             hint = "" if ours is None else f". Here it is .{ours}" if ours[0] != "(" else f". Here it is {ours}"
             raise AttributeError(f"{type(self).__name__!r} has no {name!r}{hint}", name=name, obj=self)
 
-    def _with_options(self) -> BoundTask[P, R_co]:
-        raise NotImplementedError
+    _with_options: Callable[[], BoundTask[P, R_co]]
 
     def subject(self, name: str) -> TaskSubject[P]:
         """Return the subject of this name (1 to 512 bytes), to push, upsert, read or forget it. Sends nothing yet.
@@ -221,14 +243,8 @@ class Task(_Both[P, R_co]):
         return result
 
     def result_text(self, value: object) -> str | None:
-        """Encode a return value as JSON; return "!" and the reason if that fails, None if the task stores no result."""
-        if not self.store_result:
-            return None
-        try:
-            return encode(value, task=self.name, what="result")
-        except PayloadError as error:
-            logging.getLogger("tallybook.worker").warning("%s", error)
-            return f"!{error.reason} at {error.path}"
+        """Encode a return value as `encoded_result` does; return None if the task stores no result."""
+        return encoded_result(value, self.name) if self.store_result else None
 
     def read_result(self, found: Any) -> R_co:
         """Decode a stored result by the function's return annotation; plain JSON values if that is not supported.
@@ -433,10 +449,18 @@ class BoundTask(_Both[P, R_co]):
         return f"<Task {self.name} with {self.options}>"
 
 
-def _is_context(annotation: Any) -> bool:
-    from tallybook._worker.run.context import Context
+def encoded_result(value: object, task: str) -> str:
+    """Encode a return value as JSON; return "!" and the reason if that fails."""
+    try:
+        return encode(value, task=task, what="result")
+    except PayloadError as error:
+        logging.getLogger("tallybook.worker").warning("%s", error)
+        return f"!{error.reason} at {error.path}"
 
-    return annotation is Context
+
+def _is_context(annotation: Any) -> bool:
+    module = sys.modules.get("tallybook._worker.run.context")  # not imported: no annotation is that class
+    return module is not None and annotation is module.Context
 
 
 def _is_given(annotation: Any) -> bool:

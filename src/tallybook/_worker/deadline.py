@@ -15,9 +15,9 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from tallybook._model.durations import format_duration
 
@@ -30,50 +30,38 @@ class Process(Protocol):
 class Guarded(Protocol):
     """A running attempt, as its Guard reads it."""
 
-    @property
-    def cancel_reason(self) -> str | None: ...
-    @property
-    def guard(self) -> Guard | None: ...
+    cancel_reason: str | None
+    guard: Guard | None
 
 
-J = TypeVar("J", bound=Guarded)
+def _nothing(job: object) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Guard:
     """Actions on one running attempt beyond cancelling its asyncio task."""
 
-    __slots__ = (
-        "_grace", "_job", "_on_overdue", "_stop", "_timer", "child", "deadline", "given_back", "inner", "left",
-        "relay", "thread", "timed_out", "timeout", "unclosed",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        job: J,
-        timeout: timedelta | None = None,
-        grace: float = 0.0,
-        stop: Callable[[J], None] = lambda job: None,
-        on_overdue: Callable[[J], None] = lambda job: None,
-    ) -> None:
-        self._job: Guarded = job
-        self._grace = grace
-        self._stop = partial(stop, job)
-        self._on_overdue = partial(on_overdue, job)
-        self._timer: asyncio.TimerHandle | None = None
-        self.timeout = timeout
-        self.deadline: datetime | None = None
-        self.timed_out = False
-        self.given_back = False
-        """The worker aborts it: a handler that has not begun in its process must not begin."""
-        self.left = False
-        """Nobody waits for this attempt any more: its coroutine is closed at its next step."""
-        self.inner = False
-        """Abandon only the handler's coroutine; the code around it has a transaction to roll back: see leavable."""
-        self.unclosed = False
-        """The coroutine swallows even GeneratorExit."""
-        self.relay: asyncio.Task[None] | None = None
-        self.thread: Future[Any] | None = None
-        self.child: Process | None = None
+    _job: Guarded
+    timeout: timedelta | None = None
+    _grace: float = 0.0
+    _stop: Callable[[Any], None] = _nothing
+    """Asks the handler to end, at the deadline."""
+    _on_overdue: Callable[[Any], None] = _nothing
+    """Called when it has not ended after the grace."""
+    _timer: asyncio.TimerHandle | None = None
+    deadline: datetime | None = None
+    timed_out: bool = False
+    given_back: bool = False
+    """The worker aborts it: a handler that has not begun in its process must not begin."""
+    left: bool = False
+    """Nobody waits for this attempt any more: its coroutine is closed at its next step."""
+    inner: bool = False
+    """Abandon only the handler's coroutine; the code around it has a transaction to roll back: see leavable."""
+    unclosed: bool = False
+    """The coroutine swallows even GeneratorExit."""
+    relay: asyncio.Task[None] | None = None
+    thread: Future[Any] | None = None
+    child: Process | None = None
 
     def start(self) -> None:
         if self.timeout is not None and self._job.cancel_reason is None:
@@ -85,17 +73,17 @@ class Guard:
             self._timer.cancel()
             self._timer = None
 
-    def _set(self, seconds: float, call: Callable[[], None]) -> None:
+    def _set(self, seconds: float, call: Callable[..., None], *args: object) -> None:
         self.clear()
-        self._timer = asyncio.get_running_loop().call_later(seconds, call)
+        self._timer = asyncio.get_running_loop().call_later(seconds, call, *args)
 
     def _passed(self) -> None:
         self.timed_out = True
         if self.child is not None:
             self.child.kill()
             return
-        self._stop()
-        self._set(self._grace, self._on_overdue)
+        self._stop(self._job)
+        self._set(self._grace, self._on_overdue, self._job)
 
     def told(self) -> None:
         """Pass the job's cancel to its child process, and kill the process after the grace."""

@@ -6,36 +6,36 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
+from tallybook._task.task import Owner
 from tallybook._worker.life import signals
 from tallybook._worker.life.drain import DrainReport
 from tallybook._worker.life.drain import drain as _drain
 from tallybook._worker.life.fleet import Fleet, drain_nodes
 from tallybook._worker.life.stopping import WorkerReport
 from tallybook._worker.life.worker import Worker
-from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings, parse_queues
 from tallybook.errors import ConfigError
 
 
-def _dsn(app: ServedApp, dsn: str | None) -> str:
+def _dsn(app: Owner, dsn: str | None) -> str:
     if dsn is not None:
         app.dsn = dsn  # handlers that enqueue through the app use the same database
     return app.conninfo(dsn)
 
 
-def app_queues(app: ServedApp) -> list[str]:
+def app_queues(app: Owner) -> list[str]:
     """Return every queue that the app or its tasks name, and default: the queues that a worker serves by default."""
     return sorted({"default", *app._also_serves, *(task.queue for task in app.tasks.values())})
 
 
-def demand_tasks(app: ServedApp) -> None:
+def demand_tasks(app: Owner) -> None:
     if not app.tasks:
         hint = "Import the module that declares them where the App is made, or app.include(...) them"
         raise ConfigError("app", app.name, "it has no tasks, so there is nothing to run", hint=hint)
 
 
 def prepared(
-    app: ServedApp,
+    app: Owner,
     *,
     dsn: str | None = None,
     queues: Mapping[str, int] | Iterable[str] | str | None = None,
@@ -50,7 +50,7 @@ def prepared(
     return Worker(app, dsn, settings) if nodes is None else Fleet(app, dsn, nodes, settings)
 
 
-async def run_worker(app: ServedApp, *, install_signals: bool | None = None, **options: Any) -> WorkerReport:
+async def run_worker(app: Owner, *, install_signals: bool | None = None, **options: Any) -> WorkerReport:
     """Run a worker in this process until it is stopped; `options` are those of `prepared`.
 
     `install_signals`: True: SIGTERM and SIGINT stop the worker. None: only those of the two that nothing else in this
@@ -64,7 +64,7 @@ async def run_worker(app: ServedApp, *, install_signals: bool | None = None, **o
 
 
 async def drain(
-    app: ServedApp,
+    app: Owner,
     *,
     dsn: str | None = None,
     queues: Mapping[str, int] | Iterable[str] | str | None = None,

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tallybook._maintenance.service import happens
+from tallybook._task import Task
 
 if TYPE_CHECKING:
     from tallybook._db.ends import SubjectEnd
     from tallybook._worker.deadline import Guard
 
 log = logging.getLogger("tallybook.worker")
+
+AnyTask: TypeAlias = Task[..., Any]
 
 current_job: ContextVar[Running | None] = ContextVar("tallybook_job", default=None)
 """The job that runs in this context: each log line of a job is marked with it."""
@@ -54,7 +60,7 @@ class Callbacks:
     """This many jobs with fair keys were claimed; whether that was fewer than the free slots."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lease:
     """One claim of this process, until all its attempts have ended in the database."""
 
@@ -157,12 +163,6 @@ def _parsed(text: str) -> dict[str, Any]:
     return found
 
 
-class Reservation(Protocol):
-    """Slots that an open claim has asked for."""
-
-    def over(self) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class Book:
     """Jobs that this process has claimed and not seen end. Only the event loop changes it; the heartbeat reads it."""
@@ -176,8 +176,6 @@ class Book:
     """Shared by all parts that have the book."""
     held: Mapping[int, Running] = field(default_factory=dict)
     """Jobs that are claimed and wait to start; they belong to the admission."""
-    shared: ClassVar[bool] = False
-    """Whether workers of other nodes take slots from the same count, see shares.py. Here none do."""
 
     def room(self, queue: str) -> int:
         """Return how many slots of a queue the next claim may ask for."""
@@ -186,10 +184,6 @@ class Book:
     def has_room(self) -> bool:
         return any(free > 0 for free in self.free.values())
 
-    def asks(self, slots: Mapping[str, int]) -> Reservation | None:
-        """Reserve the slots that the next claim asks for; None: nobody else could take them."""
-        return None
-
     def surplus(self, jobs: list[Running]) -> Sequence[Running]:
         """Remove from the list, and return, the claimed jobs that have no slot."""
         return ()
@@ -197,15 +191,23 @@ class Book:
     def rests(self) -> None:
         """Note that the worker claims nothing for now."""
 
-    def lend(self) -> None:
-        """Note that the server has not answered for a while."""
-
     def take_turn(self) -> bool:
         """Return whether a job that has to run alone may run now."""
         return True
 
     def end_turn(self) -> None:
         """Note that the job that ran alone has ended."""
+
+    async def until(self, condition: Callable[[], bool], limit: float | None, stops: Callable[[], bool]) -> bool:
+        """Wait for a condition that holds after some change; False at `limit`, on the monotonic clock, or at a stop."""
+        while not condition():
+            left = None if limit is None else limit - time.monotonic()
+            if stops() or (left is not None and left <= 0):
+                return False
+            self.changed.clear()
+            if not await happens(self.changed, left):
+                return condition()
+        return True
 
     @property
     def open_from(self) -> int:

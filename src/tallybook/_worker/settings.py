@@ -20,19 +20,14 @@ _DURATIONS = (
 )  # fmt: skip
 
 
-def default_name() -> str:
-    """Return a unique name: host, process id and a random tail. The host and the id let a person find the process."""
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """Options of a worker, each with its default. Durations are `timedelta` or text: "500 ms"."""
 
     queues: Mapping[str, int] = field(default_factory=lambda: {"default": SLOTS})
     """Queue name to slots: the number of its jobs that run at the same time in this process."""
-    name: str = field(default_factory=default_name)
-    """The worker's name wherever it is shown."""
+    name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}")
+    """The worker's name wherever it is shown. By default it is unique, and host and process id lead to the process."""
     notify: bool = True
     """Hold a session: notifications wake the worker, and the others notice at once when the session ends.
     False, or behind a pooler in transaction mode (detected): only poll; the others notice the death after the lease."""

@@ -28,7 +28,7 @@ except ImportError as error:  # pragma: no cover - shown to people
     raise ImportError(f"{error}. Install it with: pip install 'tallybook[fastapi]'") from error
 
 from tallybook._app import App
-from tallybook._worker.run.common import enter_lifespans
+from tallybook._worker.run.calling import enter_lifespans
 from tallybook._worker.run.context import Context
 
 __all__ = ["in_transaction", "lifespan", "the_app"]

@@ -64,7 +64,7 @@ class Admission:
                 self._book.ended(old.lease)
             self._waiting[job.job_id] = job
         later.sort(key=lambda job: job.job_id)  # every caller that ends jobs uses this order
-        spawn(self._looks, self._look(later, [job.blocked_by for job in later]), "tallybook-admission")
+        spawn(self._looks, self._look(later), "tallybook-admission")
         return [job for job in jobs if job.blocked_by is None]
 
     def _let_go(self, job: Running) -> None:
@@ -72,24 +72,24 @@ class Admission:
         self.moved.set()
         self._book.freed(job)
 
-    async def _look(self, jobs: list[Running], known: list[str | None] | None, *, missed: bool = False) -> None:
+    async def _look(self, jobs: list[Running], *, missed: bool = False) -> None:
         """Ask until each job has ended, has started or has a start time; the first question passes what is known."""
-        wait, until = 0.0, asyncio.get_running_loop().time() + _PATIENCE
+        again, wait, until = False, 0.0, asyncio.get_running_loop().time() + _PATIENCE
         while jobs:
             left: list[Running] = []
             for first in range(0, len(jobs), _LARGEST_QUESTION):
                 some = jobs[first : first + _LARGEST_QUESTION]
-                said = None if known is None else known[first : first + _LARGEST_QUESTION]
+                known = None if again else ["limit" if missed else job.blocked_by for job in some]
                 patient = asyncio.get_running_loop().time() < until
                 try:
-                    left += await self._ask_for(some, said, patient=patient, missed=missed)
+                    left += await self._ask_for(some, known, patient=patient, missed=missed)
                 except QueueUnavailable:  # the worker stops: give_back returns them
                     return
                 except Exception:  # on any error ask again: nothing else will start these jobs
                     log.exception("%s claimed jobs cannot start yet", len(some))
                     wait = _LONGEST_WAIT
                     left += some
-            known, missed = None, False
+            again, missed = True, False
             if left:
                 wait = min(max(wait * 1.5, _FIRST_WAIT), _LONGEST_WAIT)
                 await asyncio.sleep(wait)
@@ -175,7 +175,7 @@ class Admission:
 
     async def _ask_again(self) -> None:
         jobs, self._missed = [job for job in self._missed if self._waiting.get(job.job_id) is job], []
-        await self._look(jobs, ["limit"] * len(jobs), missed=True)
+        await self._look(jobs, missed=True)
 
     def _start(self, jobs: list[Running]) -> None:
         if jobs:

@@ -16,7 +16,7 @@ from tallybook._db.texts import text_array
 from tallybook._maintenance import services
 from tallybook._maintenance.service import happens
 from tallybook._worker.claim.admission import Admission, array
-from tallybook._worker.claim.shares import PATIENCE
+from tallybook._worker.claim.shares import PATIENCE, SharedBook
 from tallybook._worker.claim.sleeper import Sleeper, jittered
 from tallybook._worker.claim.suspects import Suspects
 from tallybook._worker.finish.finisher import Finisher
@@ -71,7 +71,7 @@ class Claimer:
     asleep: bool = False
     """Whether it waits for work: no claim is open."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    awake: asyncio.Event = field(default_factory=asyncio.Event)
+    awake: asyncio.Event = field(init=False)
     _trips: RoundTrips | None = None
     _foreign: int = 0
     _told: int = 0
@@ -88,6 +88,7 @@ class Claimer:
         self.suspects = Suspects(*parts, patience, self.stopping, on_found=self.wake)
         self.admission = Admission(self.suspects, self._finisher, self._book, self._ask)
         self._book.on.room = self.wake
+        self.awake = self.sleeper.woken if self.sleeper else asyncio.Event()
 
     async def _prepare(self, conn: AsyncConnection) -> None:
         await services.on_connect(conn, cursors=False)  # a claim checks its lane's cursor itself
@@ -102,7 +103,7 @@ class Claimer:
             asked = asyncio.get_running_loop().time()  # not before the connection is free
             return asked, (await self._trips.run((name, params)))[0]
 
-        if not self._book.shared:
+        if not isinstance(self._book, SharedBook):
             return await self.link.run(call)
         silent = asyncio.get_running_loop().call_later(PATIENCE, self._book.lend)
         try:
@@ -117,8 +118,6 @@ class Claimer:
 
     def wake(self) -> None:
         self.awake.set()
-        if self.sleeper:
-            self.sleeper.woken.set()
 
     async def run(self) -> None:
         in_a_row = 0
@@ -129,11 +128,8 @@ class Claimer:
             if self.stopping.is_set():
                 return
             await self.suspects.start_found()
-            woken = False
+            woken = self.sleeper is not None and self.awake.is_set()
             self.awake.clear()
-            if self.sleeper:
-                woken = self.sleeper.woken.is_set()
-                self.sleeper.woken.clear()
             jobs = await self.claim(expect_work=woken or in_a_row > 0, most=self.suspects.most())
             if jobs:
                 in_a_row += 1
@@ -187,33 +183,33 @@ class Claimer:
             if work:
                 self.wake()
 
-    async def _poll(self, event: asyncio.Event) -> None:
-        """Wait for the event, or until nothing has checked for work for about one poll."""
+    async def _poll(self) -> None:
+        """Wait until `awake` is set, or until nothing has checked for work for about one poll."""
         loop, poll = asyncio.get_running_loop(), self._settings.poll.total_seconds()
         since, pause = self._looked_at, jittered(poll)
-        while not event.is_set():
+        while not self.awake.is_set():
             if self._looked_at > since:  # maintenance has checked: its next check is due soon
                 pause = max(pause, 1.25 * poll)
             if (left := self._looked_at + pause - loop.time()) <= 0:
                 return
-            await happens(event, left)
+            await happens(self.awake, left)
 
     async def _sleep(self) -> None:
         poll = self._settings.poll.total_seconds()
         if self.sleeper is None:
-            await self._poll(self.awake)
+            await self._poll()
             return
         if not self.sleeper.clear:
             if not await self.sleeper.listen_begin():
                 # A transaction that checked before we armed is still open: its job would wake nobody.
                 # It may stay open for long: check less and less often.
                 self._unclear += 1
-                await happens(self.sleeper.woken, min(0.05 * 1.2 ** max(0, self._unclear - 20), poll))
+                await happens(self.awake, min(0.05 * 1.2 ** max(0, self._unclear - 20), poll))
                 return
             self._unclear = 0
-            if not self.sleeper.woken.is_set():
+            if not self.awake.is_set():
                 return  # claim once more, now that producers wake us; then come back here
-        await self._poll(self.sleeper.woken)
+        await self._poll()
 
     async def claim(self, *, expect_work: bool, most: int | None = None) -> list[Running]:
         """Claim one batch, of at most `most` jobs; an empty list means no work for a free slot."""
@@ -252,7 +248,8 @@ class Claimer:
             rows = (await trips.run(("claimed_jobs", [params[3], None])))[0] if claimed[0][2] else []
             return claimed[0], rows
 
-        reserved = self._book.asks(dict(zip(self._order, free, strict=True))) if self._book.shared else None
+        book = self._book
+        reserved = book.asks(dict(zip(self._order, free, strict=True))) if isinstance(book, SharedBook) else None
         try:
             found, rows = await self.link.run(call)
         except WorkerEnded:
@@ -265,7 +262,7 @@ class Claimer:
             raise
         finally:
             if reserved is not None:
-                reserved.over()
+                reserved()
         claim_id, queue, jobs = found
         if claim_id is None:
             self._book.on.fair(0, True)
@@ -275,7 +272,7 @@ class Claimer:
         if worker_id != self.worker_id():  # given up for dead before the answer came: others have the jobs already
             return []
         # A claim covers one lane, and every job of a fair lane is fair: there is room in line for the next ones.
-        if rows and rows[0][10] is not None and '"fair_key"' in rows[0][10]:
+        if rows and (options := rows[0][-1]) is not None and '"fair_key"' in options:
             self._book.on.fair(jobs, jobs < free[self._order.index(queue)])
         taken = Lease(lease, claim_id, queue)
         self._book.opened(taken, jobs)

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import ClassVar
 
 from tallybook._worker.jobs import Book, Lease, Running
 
@@ -64,38 +63,10 @@ class Shares:
                 book.on.room()
 
 
-class Asked:
-    """Slots that an open claim has asked for."""
-
-    __slots__ = ("_book", "_slots", "_timer")
-
-    def __init__(self, book: SharedBook, slots: Mapping[str, int]) -> None:
-        self._book = book
-        self._slots: Mapping[str, int] | None = slots
-        for queue, most in slots.items():
-            book.take(queue, most)
-        self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._lapse)
-
-    def _lapse(self) -> None:
-        self.over()
-        self._book.lend()
-
-    def over(self) -> None:
-        """Give the slots back when the answer is here; `opened` counts the jobs that it brought."""
-        self._timer.cancel()
-        slots, self._slots = self._slots, None
-        if slots is not None:
-            for queue, most in slots.items():
-                self._book.take(queue, -most)
-                self._book.hungry.discard(queue)
-            self._book.shares.wake(*(queue for queue, most in slots.items() if most))
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class SharedBook(Book):
     """The book of one node among several."""
 
-    shared: ClassVar[bool] = True
     shares: Shares
     used: Counter[str] = field(default_factory=Counter)
     """By queue: slots that its jobs hold, and those that its open claim has asked for."""
@@ -144,11 +115,32 @@ class SharedBook(Book):
         change = self.shares.listeners.add if self.waits or self.short else self.shares.listeners.discard
         change(self)
 
-    def asks(self, slots: Mapping[str, int]) -> Asked:
+    def asks(self, slots: Mapping[str, int]) -> Callable[[], None]:
+        """Reserve the next claim's slots. Call the result at its answer to free them; `opened` counts its jobs."""
         self.waits, self.turn, self._most = False, next(self.shares.turns), slots
         self.short = {queue for queue, most in slots.items() if not most}
         self.listen()
-        return Asked(self, slots)
+        held = dict(slots)
+        for queue, most in held.items():
+            self.take(queue, most)
+
+        def over() -> None:
+            timer.cancel()
+            if not held:  # given back already, when no answer came in time
+                return
+            given = dict(held)
+            held.clear()
+            for queue, most in given.items():
+                self.take(queue, -most)
+                self.hungry.discard(queue)
+            self.shares.wake(*(queue for queue, most in given.items() if most))
+
+        def lapse() -> None:
+            over()
+            self.lend()
+
+        timer = asyncio.get_running_loop().call_later(PATIENCE, lapse)
+        return over
 
     def opened(self, lease: Lease, jobs: int) -> None:
         Book.opened(self, lease, jobs)

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from tallybook._maintenance.service import happens
-from tallybook._worker.finish.finisher import Finisher
+from tallybook._worker.claim.shares import SharedBook
+from tallybook._worker.finish.finisher import Finisher, unclaim
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.runner import Runner
 
@@ -78,15 +78,12 @@ class Suspects:
     def _apart(self, jobs: list[Running]) -> tuple[list[Running], list[Running]]:
         """Return those of these jobs that have to run alone, and the others."""
         # If another node's suspect may run beside it, a process of its own is not enough: see take_turn.
-        shared = self.book.shared
+        shared = isinstance(self.book, SharedBook)
         alone = [j for j in jobs if j.crashes >= CRASH_LIMIT - 1 and (shared or not self.runner.isolated(j))]
         return (alone, [job for job in jobs if job not in alone]) if alone else ([], jobs)
 
     async def start(self, jobs: list[Running], *, until: float | None = None) -> None:
-        """Start these jobs; with a suspect among them, return when it has ended or was given back.
-
-        `until`, on the monotonic clock: give the suspect back if the process is not idle by then.
-        """
+        """Start these jobs; return when a suspect among them has ended, or was not alone by `until` (monotonic)."""
         suspects, rest = self._apart(jobs)
         self.runner.start(rest)
         if not suspects:
@@ -118,11 +115,11 @@ class Suspects:
             first.task_name, first.job_id, first.crashes, extra={"event": "suspect", "job": first.job_id},
         )  # fmt: skip
         self.runner.start([first])
-        await self._until(lambda: first.job_id not in self.book.running, until)
+        await self.book.until(lambda: first.job_id not in self.book.running, until, self.stopping.is_set)
 
     def give_back(self, job: Running, delay: timedelta = timedelta(0)) -> None:
         """Give back a job that was claimed but never started."""
-        self.finisher.unclaim(job, delay)
+        self.finisher.end(job, unclaim(delay))
         self.book.freed(job)
 
     async def _idle_but_for(self, job: Running, until: float | None) -> bool:
@@ -136,7 +133,7 @@ class Suspects:
             return True
         now = time.monotonic()
         limit = min(now + (self.patience if now >= self._busy_until else 0.0), until or now + self.patience)
-        if await self._until(alone, limit):
+        if await self.book.until(alone, limit, self.stopping.is_set):
             return not self.stopping.is_set()
         if now >= self._busy_until and not self.stopping.is_set() and until is None:
             log.warning(
@@ -145,13 +142,3 @@ class Suspects:
             )  # fmt: skip
             self._busy_until = time.monotonic() + _BUSY_FOR * self.patience
         return False
-
-    async def _until(self, condition: Callable[[], bool], limit: float | None) -> bool:
-        while not condition():
-            left = None if limit is None else limit - time.monotonic()
-            if self.stopping.is_set() or (left is not None and left <= 0):
-                return False
-            self.book.changed.clear()
-            if not await happens(self.book.changed, left):
-                return condition()
-        return True

@@ -8,23 +8,15 @@ import asyncio
 import json
 import logging
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any
 
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
-from tallybook._db.ends import (
-    CANCEL_RUNNING,
-    COMPLETE_MANY,
-    COMPLETE_MANY_WITH,
-    CRASH,
-    FAIL,
-    MOVE,
-    SNOOZE,
-    UNCLAIM,
-    SubjectEnd,
-)
+from tallybook._db.ends import CANCEL_RUNNING, COMPLETE_MANY, COMPLETE_MANY_WITH, CRASH, FAIL, MOVE, SNOOZE, UNCLAIM
 from tallybook._db.link import Link
 from tallybook._worker.finish.doubtful_ends import DoubtfulEnds, End
 from tallybook._worker.jobs import Book, Running
@@ -40,7 +32,6 @@ select {COMPLETE_MANY.called("order", **_ONE)} from (select %s::bigint[] as j, %
 _RELEASE = Declared("concurrency_release(names text[], quiet text[]) -> row (released int)")
 _AND_RELEASE = f"select refused, ({_RELEASE.called('order')}).released from ({{}} offset 0) done(refused)"  # noqa: S608
 
-_FAILURES = ("fail", "crash")
 _LARGEST_FLUSH = 2000
 # A flush ends when its results have more characters than this: the server accepts no message of 1 GB.
 _MOST_RESULTS = 1 << 24
@@ -50,6 +41,46 @@ _LARGEST_ORDERED = 200
 _MOST_VERBS = 200
 # Ends release the jobs that wait for their permits only if few limits are involved: more would delay the ends.
 _MOST_LIMITS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How an attempt ends, if not completed: the verb, and its values after lease, job and attempt, in its order."""
+
+    verb: str
+    declared: Declared
+    values: Mapping[str, Any] = field(default_factory=dict)
+    wake_in: timedelta | None = None
+    error: dict[str, Any] | None = None
+    """The error of a failure."""
+
+
+SET_ASIDE = How("move", MOVE)
+"""This worker does not know the task."""
+
+
+def snooze(delay: timedelta) -> How:
+    """Run the job again after `delay`, without a failure."""
+    return How("snooze", SNOOZE, {"delay": delay}, delay)
+
+
+def unclaim(delay: timedelta) -> How:
+    return How("unclaim", UNCLAIM, {"delay": delay}, delay)
+
+
+def cancel(reason: str | None) -> How:
+    return How("cancel", CANCEL_RUNNING, {"reason": reason})
+
+
+def fail(error: dict[str, Any], delay: timedelta | None = None, limit: int | None = None, *, final: bool) -> How:
+    """Fail the attempt: back off by `delay` (None: the server's own), or make it dead after `limit` failures."""
+    values = {"error": json.dumps(error), "retry_in": delay, "max_attempts": limit, "final": final}
+    return How("fail", FAIL, values, None if final else delay, error)
+
+
+def crash(error: dict[str, Any]) -> How:
+    """Record that the attempt took its own process with it: retry after the server's delay, or dead as crashed."""
+    return How("crash", CRASH, {"error": json.dumps(error)}, timedelta(seconds=1), error)
 
 
 class Finisher:
@@ -83,46 +114,16 @@ class Finisher:
         self._idle.clear()
         self._work.set()
 
-    def fail(
-        self, running: Running, error: dict[str, Any], *, delay: timedelta | None, limit: int | None, final: bool
-    ) -> None:
-        """Fail the attempt, whose handler raised: back off by `delay` (None: the server's own), or make it dead."""
-        self.first_failure = self.first_failure or (running, error)
-        if running.told is not None and not running.in_doubt:
-            running.told("fail", error)
-        params = (json.dumps(error), delay, limit, final)
-        self._end(running, "fail", FAIL.worker, params, None if final else delay)
-
-    def snooze(self, running: Running, delay: timedelta) -> None:
-        """Run the job again after `delay`, without a failure."""
-        self._end(running, "snooze", SNOOZE.worker, (delay,), delay)
-
-    def cancelled(self, running: Running, reason: str | None) -> None:
-        self._end(running, "cancel", CANCEL_RUNNING.worker, (reason,))
-
-    def crash(self, running: Running, error: dict[str, Any]) -> None:
-        """Record that the attempt took its own process with it: retry after the server's delay, or dead as crashed."""
-        if running.told is not None:
-            running.told("crash", error)
-        self._end(running, "crash", CRASH.worker, (json.dumps(error),), timedelta(seconds=1))
-
-    def unclaim(self, running: Running, delay: timedelta) -> None:
-        self._end(running, "unclaim", UNCLAIM.worker, (delay,), delay)
-
-    def iterated(self, running: Running, end: SubjectEnd) -> None:
-        self._end(running, end.verb, end.sql, tuple(end.values.values()), end.wake_in)
-
-    def move(self, running: Running) -> None:
-        """Put the job aside: this worker does not know its task."""
-        self._end(running, "move", MOVE.worker, ())
-
-    def _end(self, running: Running, verb: str, sql: str, rest: tuple[Any, ...], wake: timedelta | None = None) -> None:
-        end = End(running, verb, sql, (running.lease.lease, running.job_id, running.attempt, *rest), wake)
+    def end(self, running: Running, how: How) -> None:
+        if how.verb == "fail" and self.first_failure is None:
+            self.first_failure = (running, how.error or {})
+        params = (running.lease.lease, running.job_id, running.attempt, *how.values.values())
+        end = End(running, how.verb, how.declared.worker, params, how.wake_in)
         if running.in_doubt:
             self.doubtful.settle(end)
             return
         if running.told is not None:
-            running.told(verb, None)
+            running.told(how.verb, how.error)
         self._ends.append(end)
         self._idle.clear()
         self._work.set()
@@ -187,8 +188,7 @@ class Finisher:
             await self._link.run(lambda conn: self._flush_ends(conn, [failed]))
 
     def _seen(self, jobs: list[Running], *, released: bool = False) -> None:
-        for lease_id, count in Counter(id(job.lease) for job in jobs).items():
-            lease = next(job.lease for job in jobs if id(job.lease) == lease_id)
+        for lease, count in Counter(job.lease for job in jobs).items():
             self._book.ended(lease, count)
             if lease.permits and not released:
                 self._book.on.permits({key for job in jobs if job.lease is lease for key in job.permits or ()})
@@ -236,7 +236,7 @@ class Finisher:
             self._refused(running.job_id, verb)
             return
         self.counts["completed" if said == "dropped" else said] += 1
-        if verb in _FAILURES:
+        if verb in ("fail", "crash"):
             self.failed[said] += 1
             if (recorded := getattr(running, "recorded", None)) is not None:
                 recorded(said)

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance.service import happens
+from tallybook._task.task import Owner
 from tallybook._worker.jobs import Running
-from tallybook._worker.life.place import WHOLE, Part
+from tallybook._worker.life.on_record import WHOLE, Part
 from tallybook._worker.life.worker import Worker
-from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import JobFailed, QueueUnavailable
 
@@ -44,7 +44,7 @@ class DrainReport:
 
 
 async def drain(
-    app: ServedApp,
+    app: Owner,
     dsn: str,
     settings: WorkerSettings,
     max_jobs: int | None,
@@ -53,10 +53,7 @@ async def drain(
     raise_on_failure: bool = False,
     part: Part = WHOLE,
 ) -> DrainReport:
-    """Promote, rescue, claim and run until nothing is due or a limit is reached. Raises JobFailed if asked to.
-
-    Raises QueueUnavailable if it cannot reach the server at the limit.
-    """
+    """Run what is due, up to a limit. Raises JobFailed if asked to, QueueUnavailable if the server is away then."""
     worker = Worker(app, dsn, settings, drains=True, part=part)
     worker.runner.ends.keeps_error = raise_on_failure
     admission, suspects = worker.claimer.admission, worker.claimer.suspects
@@ -122,17 +119,13 @@ def _timers(claims: Link, until: float | None, grace: float) -> list[asyncio.Tim
 
 
 async def _start(worker: Worker, until: float | None) -> None:
-    links = worker.maintenance_link, worker.claimer.link
-
-    def give_up() -> None:
-        for link in links:
-            link.giving_up.set()
-
-    timer = asyncio.get_running_loop().call_later(_left(until), give_up)
+    links, loop = (worker.maintenance_link, worker.claimer.link), asyncio.get_running_loop()
+    timers = [loop.call_later(_left(until), link.giving_up.set) for link in links]
     try:
         await worker.start()
     finally:
-        timer.cancel()
+        for timer in timers:
+            timer.cancel()
     for link in links:
         link.giving_up.clear()
 
@@ -141,15 +134,12 @@ def _report(worker: Worker, held: int) -> DrainReport:
     """Count what ran, without jobs that were held and given back. Raises the first failure as JobFailed if asked to."""
     if worker.runner.ends.keeps_error and worker.finisher.first_failure is not None:
         job, error = worker.finisher.first_failure
-        raise JobFailed(
-            job.job_id, job.task_name, error.get("type"), error.get("message")
-        ) from worker.runner.ends.first_error
+        failure = JobFailed(job.job_id, job.task_name, error.get("type"), error.get("message"))
+        raise failure from worker.runner.ends.first_error
     counts = worker.finisher.counts
-    ended = {name: counts[name] for name in ("completed", "scheduled", "cancelled", "dead")}
-    ended["scheduled"] += max(0, counts["available"] - held)  # retried at once
-    return DrainReport(
-        sum(ended.values()), ended["completed"], ended["scheduled"], ended["cancelled"], ended["dead"], counts["moved"]
-    )
+    completed, cancelled, dead = counts["completed"], counts["cancelled"], counts["dead"]
+    retrying = counts["scheduled"] + max(0, counts["available"] - held)  # retried at once
+    return DrainReport(completed + retrying + cancelled + dead, completed, retrying, cancelled, dead, counts["moved"])
 
 
 async def _in_time(worker: Worker, until: float | None, look: Coroutine[Any, Any, T]) -> T | None:

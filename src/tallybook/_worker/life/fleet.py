@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias, get_type_hints
+from typing import Any, TypeAlias, cast, get_type_hints
 
 from tallybook._db.aside import aside
 from tallybook._db.link import Link
@@ -24,16 +24,17 @@ from tallybook._db.policy import first_line
 from tallybook._maintenance.service import ends_or, happens
 from tallybook._model.at_node import At, at_node
 from tallybook._model.rate import ConcurrencyRule, RateRule
+from tallybook._task.task import Owner
 from tallybook._worker.claim.shares import Shares
 from tallybook._worker.life import on_record
 from tallybook._worker.life.drain import DrainReport, drain
-from tallybook._worker.life.place import Part, Place
+from tallybook._worker.life.on_record import Part
 from tallybook._worker.life.stopping import WorkerReport
-from tallybook._worker.life.telemetry import FleetTelemetry
+from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.life.watchdog import Watchdog
-from tallybook._worker.life.worker import Worker
-from tallybook._worker.run.common import Common
-from tallybook._worker.run.served import ServedApp
+from tallybook._worker.life.worker import Place, Worker
+from tallybook._worker.run.calling import Common
+from tallybook._worker.run.context import Context
 from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import LOOPBACK, WorkerSettings
 from tallybook.errors import ConfigError, QueueUnavailable, SchemaError, UnknownNode
@@ -106,7 +107,7 @@ class Life:
 class Fleet:
     """The worker of several nodes: `which` is "all", or names separated by commas. `run` lasts until `stop`."""
 
-    def __init__(self, app: ServedApp, dsn: str, which: str, settings: WorkerSettings) -> None:
+    def __init__(self, app: Owner, dsn: str, which: str, settings: WorkerSettings) -> None:
         _check(app, settings)
         app._check_tasks()
         self.app = app
@@ -116,7 +117,7 @@ class Fleet:
         self.common = Common(app, settings)
         self.lives: dict[str, Life] = {}
         self.stopping = asyncio.Event()
-        self.telemetry = FleetTelemetry(settings, dsn, self.shown) if settings.metrics_port is not None else None
+        self.telemetry = Telemetry(settings, dsn, nodes=self.shown) if settings.metrics_port is not None else None
         self.dsn, self._which = dsn, which
         self._link = Link(dsn, settings.name)
         self._fatal: Exception | None = None
@@ -135,7 +136,12 @@ class Fleet:
                     raise
             finally:
                 self.watchdog.stop()
-                await self._end()
+                tasks = [life.task for life in self.lives.values()]
+                for task in tasks:  # some still run if this task was cancelled or has failed
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await self.common.close()
+                await self._link.close()
         if self._fatal is not None:
             raise self._fatal
         self._reports |= {name: added(self._reports.get(name), life.report) for name, life in self.lives.items()}
@@ -183,10 +189,8 @@ class Fleet:
         log.info("%s nodes: %s; schedules of the code are on %s", len(every), ", ".join(parts), home or "none")
         if len(every) == 1:
             return
-        rules: list[RateRule | ConcurrencyRule] = [
-            *self.app._rate_rules.values(),
-            *self.app._concurrency_rules.values(),
-        ]
+        rates, rooms = self.app._rate_rules.values(), self.app._concurrency_rules.values()
+        rules: list[RateRule | ConcurrencyRule] = [*rates, *rooms]
         for rule in rules:
             if not rule.per_node:
                 each = [rule.part(part.at, part.of).size for part in parts.values()]
@@ -197,7 +201,7 @@ class Fleet:
         """Open the lifespans, once for all nodes; a stop does not wait for them."""
         verbs = Verbs(self._link)
         verbs.loop = asyncio.get_running_loop()
-        context = self.app._contexts(self.common.state, verbs)()
+        context = Context(self.common.state, verbs=verbs, app=cast(Any, self.app))
         opening = asyncio.create_task(self.common.open(context), name="tallybook-start")
         try:
             await ends_or(opening, self.stopping)
@@ -253,16 +257,8 @@ class Fleet:
         if not self.stopping.is_set():
             self.stop()
 
-    async def _end(self) -> None:
-        tasks = [life.task for life in self.lives.values()]
-        for task in tasks:  # some still run if this task was cancelled or has failed
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.common.close()
-        await self._link.close()
 
-
-def parts_of(app: ServedApp, every: Sequence[Node]) -> dict[str, Part]:
+def parts_of(app: Owner, every: Sequence[Node]) -> dict[str, Part]:
     """Return the part of each node. Raises ConfigError for a limit that is too small to divide."""
     parts = {node.name: Part(at, len(every), node.home, node.number) for at, node in enumerate(every)}
     for part in parts.values():
@@ -271,7 +267,7 @@ def parts_of(app: ServedApp, every: Sequence[Node]) -> dict[str, Part]:
 
 
 async def drain_nodes(
-    app: ServedApp,
+    app: Owner,
     dsn: str,
     which: str,
     settings: WorkerSettings,
@@ -310,7 +306,7 @@ async def drain_nodes(
     return total
 
 
-def _check(app: ServedApp, settings: WorkerSettings) -> None:
+def _check(app: Owner, settings: WorkerSettings) -> None:
     """Raise ConfigError for settings that lead to one database only."""
     if settings.direct_dsn:
         raise ConfigError("direct_dsn", "(not shown)", "it leads to one node only", hint="Leave it out with --nodes")

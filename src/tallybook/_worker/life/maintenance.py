@@ -1,22 +1,56 @@
-"""The services of one worker: how they notify each other, and what wakes them."""
+"""What one worker does in the background: its services, how they notify each other, and the asyncio tasks."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from tallybook._db.link import Link
 from tallybook._maintenance.clock import Clock, ClockWatch
 from tallybook._maintenance.loop import MaintenanceLoop
 from tallybook._maintenance.releases import FairRelease, Parents, Permits
 from tallybook._maintenance.services import Folder, Promoter, Pruner, Rebaser, Rescuer
+from tallybook._task.task import Owner
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import DEAL, PLACES, SCHEDULE, SETTLE
 from tallybook._worker.jobs import Callbacks
-from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
+
+log = logging.getLogger("tallybook.worker")
+
+
+class Background:
+    """Tasks that run until the worker ends. `on_failure` gets the error of one that ends before: that is a bug."""
+
+    def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
+        self._on_failure = on_failure
+        self.tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+
+    def start(self, service: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(service, name=f"tallybook-{name}")
+        task.add_done_callback(self._ended)
+        self.tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) and not self._closing:
+            log.critical("%s failed, the worker stops", task.get_name(), exc_info=error)
+            self._on_failure(error)
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and wait a moment for their ends; their errors are ignored from now on."""
+        self._closing = True
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=1.0)
 
 
 class Maintenance:
     """A worker's maintenance, over one connection; queries of schedules use another."""
 
     def __init__(
-        self, app: ServedApp, link: Link, settings: WorkerSettings, claimer: Claimer, on: Callbacks, *, home: bool
+        self, app: Owner, link: Link, settings: WorkerSettings, claimer: Claimer, on: Callbacks, *, home: bool
     ) -> None:
         wake = claimer.wake
         self.promoter = Promoter(link, wake)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,9 +17,8 @@ from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.migrate import UNDEFINED, refusal
 from tallybook._db.nodes import foreign_ids
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
-from tallybook._worker.life.place import Part
-from tallybook._worker.run.served import ServedApp
-from tallybook._worker.run.served_task import ServedTask
+from tallybook._task.task import Owner
+from tallybook._worker.jobs import AnyTask
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
 
@@ -29,7 +29,24 @@ select n.name, t.app, t.definition ->> 'queue' from tallybook.tasks t, unnest(t.
  where t.app <> %s and n.name = any (%s) order by n.name"""
 
 
-def limits(app: ServedApp, part: Part) -> str:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A node's part of what the code declares for all nodes."""
+
+    at: int = 0
+    """Its position among the nodes, in the order of their numbers."""
+    of: int = 1
+    """How many nodes there are."""
+    home: bool = True
+    """Whether the code's schedules are stored there."""
+    number: int | None = None
+    """The number that the list has for the node; None: the list has no numbers."""
+
+
+WHOLE = Part()
+
+
+def limits(app: Owner, part: Part) -> str:
     """Return the limits of the app's code, or a node's part, as workers store them. ConfigError: a limit too small."""
     return rates.registered(
         (rule.part(part.at, part.of) for rule in app._rate_rules.values()),
@@ -38,7 +55,7 @@ def limits(app: ServedApp, part: Part) -> str:
     )
 
 
-def checked(app: ServedApp, queues: Iterable[str], part: Part, lives: bool, conn: Connection) -> int:
+def checked(app: Owner, queues: Iterable[str], part: Part, lives: bool, conn: Connection) -> int:
     """Check the schema and store the app's limits; return the schema version that a library may expect.
 
     Raises SchemaError, and ConfigError for another node's database, or for an undeclared limit if the worker `lives`
@@ -62,7 +79,7 @@ def checked(app: ServedApp, queues: Iterable[str], part: Part, lives: bool, conn
     return expected
 
 
-def _warn_of_twins(app: ServedApp, conn: Connection) -> None:
+def _warn_of_twins(app: Owner, conn: Connection) -> None:
     """Warn of two apps with one task name: on one queue they run each other's jobs, and the catalogue has one entry."""
     for name, other, queue in conn.execute(_TWINS, (app.name, list(app._names))).fetchall():
         both = " It has the same queue there: each runs jobs that are meant for the other." * (
@@ -83,7 +100,7 @@ def explained(error: BaseException, dsn: str, expected: int) -> BaseException:
     return error
 
 
-def _check_limits(tasks: Iterable[ServedTask], known: Sequence[list[str]] | None) -> None:
+def _check_limits(tasks: Iterable[AnyTask], known: Sequence[list[str]] | None) -> None:
     """Raise ConfigError for a limit declared neither in code nor in the database, or a `{name}` that is no argument."""
     (names,) = known or ([],)
     for task in tasks:
@@ -104,7 +121,7 @@ def _holds(name: str, key: str) -> bool:
     return name == key or key.startswith(f"{name}:") or ("{" in key and name.startswith(fixed))
 
 
-def _check_arguments(task: ServedTask, option: str, value: str | tuple[str, ...]) -> None:
+def _check_arguments(task: AnyTask, option: str, value: str | tuple[str, ...]) -> None:
     """Raise ConfigError for a name in this tuple, or in braces in this text, that is no argument of the task."""
     for wanted in re.findall(r"\{(\w+)\}", value) if isinstance(value, str) else value:
         if wanted not in task.args.names and not task.args.is_open:

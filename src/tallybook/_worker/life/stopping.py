@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tallybook._worker.claim.admission import Admission
-from tallybook._worker.finish.finisher import Finisher
+from tallybook._worker.finish.finisher import Finisher, snooze
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.runner import Runner
 from tallybook._worker.settings import WorkerSettings
@@ -45,16 +45,23 @@ class Stopping:
     _admission: Admission
     _runner: Runner
     _finisher: Finisher
-    aborted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by a second stop: running jobs are aborted now."""
+    aborted: bool = False
+    """There was a second stop."""
+    worn_out: bool = False
+    """As in the report."""
 
-    async def finish(self, *, worn_out: bool = False) -> WorkerReport:
+    def abort(self) -> None:
+        """Let `finish` abort running jobs now."""
+        self.aborted = True
+        self._book.changed.set()
+
+    async def finish(self) -> WorkerReport:
         """Give back unstarted jobs, let handlers end, abort them after `stop_timeout`; return the worker's report."""
         for job in self._admission.give_back():  # claimed, and not started
             self._give_back_one(job)
-        if not await self.ended_within(self._settings.stop_timeout.total_seconds(), self.aborted):
+        if not await self.ended_within(self._settings.stop_timeout.total_seconds(), unless_aborted=True):
             self._runner.abort()
-            await self.ended_within(self._settings.abort_timeout.total_seconds(), None)
+            await self.ended_within(self._settings.abort_timeout.total_seconds())
         # A thread cannot be killed: the end that it may still send is refused.
         for job in list(self._book.running.values()):
             self._give_back_one(job)
@@ -68,14 +75,14 @@ class Stopping:
             dead=counts["dead"],
             released=counts["available"] - failed["available"],
             abandoned=self._runner.abandoned,
-            worn_out=worn_out,
+            worn_out=self.worn_out,
         )
 
     async def let_go(self, seconds: float) -> int:
         """End running jobs within this time, then by force; give back unstarted jobs and return how many."""
-        if not await self.ended_within(seconds, None):
+        if not await self.ended_within(seconds):
             self._runner.abort()
-            await self.ended_within(5.0, None)
+            await self.ended_within(5.0)
         held = self._admission.give_back()
         for job in [*held, *self._book.running.values()]:
             self._give_back_one(job)
@@ -84,7 +91,7 @@ class Stopping:
         return len(held)
 
     def _give_back_one(self, job: Running) -> None:
-        self._finisher.snooze(job, timedelta(0))
+        self._finisher.end(job, snooze(timedelta(0)))
         self._book.freed(job)
 
     async def told(self) -> None:
@@ -96,18 +103,7 @@ class Stopping:
             unsent = sum(lease.left for lease in self._book.leases.values())
             log.error("%s outcomes could not be sent to the server; those jobs will be rescued", unsent)
 
-    async def ended_within(self, seconds: float, sooner: asyncio.Event | None) -> bool:
-        """Return whether all handlers have ended within this time; False at once when `sooner` is set."""
+    async def ended_within(self, seconds: float, *, unless_aborted: bool = False) -> bool:
+        """Return whether all handlers have ended within this time; `unless_aborted`: False at once after an abort."""
         until = time.monotonic() + seconds
-        while self._book.running:
-            left = until - time.monotonic()
-            if left <= 0 or (sooner and sooner.is_set()):
-                return False
-            self._book.changed.clear()
-            waits = [asyncio.create_task(self._book.changed.wait())]
-            if sooner:
-                waits.append(asyncio.create_task(sooner.wait()))
-            await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
-        return True
+        return await self._book.until(lambda: not self._book.running, until, lambda: unless_aborted and self.aborted)

@@ -25,7 +25,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from tallybook._maintenance.service import ends_or, happens
-from tallybook._worker.run.children import how
+from tallybook._worker.run.ending import how
 
 log = logging.getLogger("tallybook.supervisor")
 
@@ -157,26 +157,24 @@ class _Supervisor:
                 await child.start()
             except OSError as error:  # no memory, or too many processes or open files: the others run on
                 log.error("worker process %s cannot be started (%s); trying again in %g s", number, error, pause)
-                await happens(self.stopping, pause)
-                pause = min(_LONGEST_PAUSE, pause * 2)
-                continue
-            log.info("worker process %s is %s", number, child.pid, extra={"event": "started", "pid": child.pid})
-            if self.stopping.is_set():
-                child.send(signal.SIGTERM)
-            code = await self._ended(child)
-            if self.stopping.is_set():
-                # SIGTERM itself ended it: it had not begun yet, or was done except for its exit.
-                self.code = self.code or (0 if code in (0, -signal.SIGTERM) else 1)
-                return
-            if code == WRONG and not child.has_served():
-                self.code = WRONG
-                self.stop()
-                return
-            pause = _FIRST_PAUSE if time.monotonic() - started > _LIVED else pause
-            log.warning(
-                "worker process %s (%s) %s; starting a new one in %g s",
-                number, child.pid, how(code), pause, extra={"event": "died"},
-            )  # fmt: skip
+            else:
+                log.info("worker process %s is %s", number, child.pid, extra={"event": "started", "pid": child.pid})
+                if self.stopping.is_set():
+                    child.send(signal.SIGTERM)
+                code = await self._ended(child)
+                if self.stopping.is_set():
+                    # SIGTERM itself ended it: it had not begun yet, or was done except for its exit.
+                    self.code = self.code or (0 if code in (0, -signal.SIGTERM) else 1)
+                    return
+                if code == WRONG and not child.has_served():
+                    self.code = WRONG
+                    self.stop()
+                    return
+                pause = _FIRST_PAUSE if time.monotonic() - started > _LIVED else pause
+                log.warning(
+                    "worker process %s (%s) %s; starting a new one in %g s",
+                    number, child.pid, how(code), pause, extra={"event": "died"},
+                )  # fmt: skip
             await happens(self.stopping, pause)
             pause = min(_LONGEST_PAUSE, pause * 2)
 

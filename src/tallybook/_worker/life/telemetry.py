@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Protocol, TypeAlias
 
 from tallybook._db.aside import aside
@@ -41,10 +42,6 @@ _MOST_CONNECTIONS = 32
 _READ, _WORK, _WRITE = 5.0, 15.0, 5.0  # _WORK: longer than the database's limit
 _HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 _REQUEST = re.compile(rb"([A-Z]+) (/[\x21-\x7e]*) HTTP/1\.([01])")
-_REASONS = {
-    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout",
-    431: "Request Header Fields Too Large", 503: "Service Unavailable",
-}  # fmt: skip
 _ENDS = ("completed", "scheduled", "available", "cancelled", "dead", "moved", "refused")
 
 
@@ -101,14 +98,12 @@ class Database:
         self._link = Link(dsn, name)
         self.numbers = Asked(self._answer).now
         """Returns numbers that are at most a second old; None: the database is away."""
-        self.questions = 0
 
     async def _answer(self, *, again: bool = True) -> Numbers:
         kept = self._link.conn is not None
         try:
             async with asyncio.timeout(ANSWER):
                 conn = await self._link.connect()
-            self.questions += 1
             with SocketTimeout(conn, ANSWER):
                 return await ask(conn)
         except (Error, OSError):
@@ -123,14 +118,26 @@ class Database:
 
 
 class Telemetry(threading.Thread):
-    """Listens while it is entered. `worker` is None while the process still waits for the server."""
+    """Listens while it is entered. `worker` is None while the process still waits for the server.
 
-    def __init__(self, settings: WorkerSettings, dsn: str, worker: ShownWorker | None = None) -> None:
+    A worker of several nodes passes `nodes`, which returns the address of each, and its worker if it has one now. Then
+    each node's metrics have its name as the label `node`. It is ready while any node is. A node that is away is named,
+    and delays a scrape by its time limit at most.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        dsn: str,
+        worker: ShownWorker | None = None,
+        *,
+        nodes: Callable[[], Nodes] | None = None,
+    ) -> None:
         super().__init__(name="tallybook-telemetry", daemon=True)
         self._settings = settings
-        self._worker = worker
-        self._database = Database(dsn, settings.name)
-        self._shown = Shown()
+        self._has_nodes = nodes is not None
+        self._nodes: Callable[[], Nodes] = nodes or (lambda: {"": (dsn, worker)})
+        self._databases: dict[str, tuple[str, Database, Shown]] = {}
         self._lag = 0.0
         self._asked: float | None = None
         self._connections = 0
@@ -167,10 +174,8 @@ class Telemetry(threading.Thread):
         await self._closing.wait()
         server.close()
         watching.cancel()
-        await self._close_databases()
-
-    async def _close_databases(self) -> None:
-        await self._database.close()
+        for _, database, _ in self._databases.values():
+            await database.close()
 
     async def _watch(self) -> None:
         while True:
@@ -196,12 +201,19 @@ class Telemetry(threading.Thread):
         late = 0.0 if asked is None else time.monotonic() - asked
         return f"the event loop has not turned for {late:.1f} s" if late > BLOCKED else ""
 
+    def _why_not(self, worker: ShownWorker | None) -> str:
+        if worker is not None:
+            return worker.why_not_ready()
+        return "no worker now: see the log" if self._has_nodes else "the database has not been reached yet"
+
     def why_not_ready(self) -> str:
-        """Return why it takes no jobs; empty: it does."""
-        worker = self._worker
-        if worker is None:
-            return "the database has not been reached yet"
-        return self.why_not_alive() or worker.why_not_ready()
+        """Return why no node takes jobs; empty: some node does."""
+        if why := self.why_not_alive():
+            return why
+        found = {name: self._why_not(worker) for name, (_, worker) in self._nodes().items()}
+        if not all(found.values()):
+            return ""
+        return "; ".join(f"{name}: {why}" if name else why for name, why in found.items()) or "no list of nodes yet"
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
@@ -250,63 +262,27 @@ class Telemetry(threading.Thread):
         raise _Refused(404, "not found; this port serves /metrics, /healthz and /readyz")
 
     async def _metrics(self) -> str:
-        found = of_the_database(await self._database.numbers(), self._shown) | self._of_itself()
-        found["tallybook_worker_ready"] = [((), float(not self.why_not_ready()))]
-        if self._worker:
-            found |= of_the_process(self._worker) | of_the_node(self._worker)
-        return exposition(found)
-
-    def _of_itself(self) -> dict[str, list[Sample]]:
-        """Return the metrics of a process that has no worker yet."""
-        return {
-            "tallybook_worker_info": [((self._settings.name, version() or ""), 1.0)],
-            "tallybook_worker_loop_lag_seconds": [((), self.lag)],
-        }
-
-
-class FleetTelemetry(Telemetry):
-    """The endpoint of a worker of several nodes: one port, and each node's metrics with its name as the label `node`.
-
-    It is ready while any node is. A node that is away is named, and delays a scrape by its time limit at most.
-    """
-
-    def __init__(self, settings: WorkerSettings, dsn: str, nodes: Callable[[], Nodes]) -> None:
-        """`nodes` returns the address of each node, and its worker if it has one now."""
-        super().__init__(settings, dsn)
-        self._nodes = nodes
-        self._databases: dict[str, tuple[str, Database, Shown]] = {}
-
-    def why_not_ready(self) -> str:
-        """Return why no node takes jobs; empty: some node does."""
-        if why := self.why_not_alive():
-            return why
-        found = {name: _why_not(worker) for name, (_, worker) in self._nodes().items()}
-        if not all(found.values()):
-            return ""
-        return "; ".join(f"{name}: {why}" for name, why in found.items()) or "no list of nodes yet"
-
-    async def _metrics(self) -> str:
         nodes = self._nodes()
+        moved = [name for name, kept in self._databases.items() if name not in nodes or nodes[name][0] != kept[0]]
+        left = [self._databases.pop(name) for name in moved]
         for name, (dsn, _) in nodes.items():
-            if name not in self._databases or self._databases[name][0] != dsn:
+            if name not in self._databases:
                 self._databases[name] = (dsn, Database(dsn, self._settings.name), Shown())
         asked = [self._databases[name] for name in nodes]
+        for _, database, _ in left:
+            await database.close()
         numbers = await asyncio.gather(*(database.numbers() for _, database, _ in asked))
         found: dict[str, dict[str, list[Sample]]] = {}
         for (name, (_, worker)), (_, _, shown), answer in zip(nodes.items(), asked, numbers, strict=True):
             found[name] = of_the_database(answer, shown) | (of_the_node(worker) if worker else {})
-            found[name]["tallybook_worker_ready"] = [((), float(not _why_not(worker)))]
+            found[name]["tallybook_worker_ready"] = [((), float(not (self.why_not_alive() or self._why_not(worker))))]
         first = next((worker for _, worker in nodes.values() if worker), None)
-        return exposition(of_nodes(found) | self._of_itself() | (of_the_process(first) if first else {}))
-
-    async def _close_databases(self) -> None:
-        await super()._close_databases()
-        for _, database, _ in self._databases.values():
-            await database.close()
-
-
-def _why_not(worker: ShownWorker | None) -> str:
-    return worker.why_not_ready() if worker else "no worker now: see the log"
+        shared: dict[str, list[Sample]] = {
+            "tallybook_worker_info": [((self._settings.name, version() or ""), 1.0)],
+            "tallybook_worker_loop_lag_seconds": [((), self.lag)],
+            **(of_the_process(first) if first else {}),
+        }
+        return exposition((of_nodes(found) if self._has_nodes else found[""]) | shared)
 
 
 def _parsed(head: bytes) -> tuple[str, str]:
@@ -328,7 +304,7 @@ def _parsed(head: bytes) -> tuple[str, str]:
 def _response(status: int, text: str, kind: str = "text/plain; charset=utf-8", *, bodiless: bool = False) -> bytes:
     body = (text if text.endswith("\n") else text + "\n").encode()
     head = [
-        f"HTTP/1.1 {status} {_REASONS[status]}",
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         f"Content-Type: {kind}",
         f"Content-Length: {len(body)}",
         "Cache-Control: no-store",

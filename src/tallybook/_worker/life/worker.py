@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from tallybook._db import rates
@@ -12,30 +14,38 @@ from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance import services
 from tallybook._maintenance.service import ends_or
 from tallybook._model.at_node import at_node
+from tallybook._task.task import Owner
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import CANCEL, Sleeper
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book
 from tallybook._worker.life import on_record, supervisor
-from tallybook._worker.life.background import Background
 from tallybook._worker.life.heartbeat import Heartbeat
-from tallybook._worker.life.maintenance import Maintenance
-from tallybook._worker.life.place import WHOLE, Part, Place
+from tallybook._worker.life.maintenance import Background, Maintenance
+from tallybook._worker.life.on_record import WHOLE, Part
 from tallybook._worker.life.stopping import Stopping, WorkerReport
 from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.life.watchdog import Watchdog
 from tallybook._worker.run import children
 from tallybook._worker.run.atomic import Atomic
-from tallybook._worker.run.calling import Handlers
-from tallybook._worker.run.common import Common
+from tallybook._worker.run.calling import Common, Handlers
 from tallybook._worker.run.runner import Runner
-from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import NotSupported, QueueUnavailable
 
 log = logging.getLogger("tallybook.worker")
-_A_MOMENT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The objects that the worker of one node shares with those of the other nodes."""
+
+    book: Book
+    common: Common
+    watchdog: Watchdog
+    worn_out: Callable[[], object]
+    """Called when too many abandoned handlers are left: they belong to the process, so all of its workers stop."""
 
 
 class Worker:
@@ -47,7 +57,7 @@ class Worker:
 
     def __init__(
         self,
-        app: ServedApp,
+        app: Owner,
         dsn: str,
         settings: WorkerSettings,
         *,
@@ -89,7 +99,6 @@ class Worker:
         self.heartbeat: Heartbeat | None = None
         self.watchdog: Watchdog | None = None
         self.telemetry = Telemetry(settings, dsn, self) if settings.metrics_port is not None else None
-        self.worn_out = False
         self._background = Background(self._fail)
         self._failed: BaseException | None = None
         self._expected = 0
@@ -138,7 +147,7 @@ class Worker:
         if left >= (self.settings.max_abandoned or self.settings.slots) and not self.claimer.stopping.is_set():
             message = "%s abandoned handlers have not ended: the worker stops, to be started again"
             log.error(message, left, extra={"event": "worn out"})
-            self.worn_out = True
+            self.stopping.worn_out = True
             self._place.worn_out() if self._place else self.stop()
 
     def _on_word(self, word: str) -> None:
@@ -210,7 +219,7 @@ class Worker:
             else:
                 log.info("no maintenance here: another worker must promote, rescue, fire schedules and prune")
             await self._claim()
-            return await self.stopping.finish(worn_out=self.worn_out)
+            return await self.stopping.finish()
         except asyncio.CancelledError:  # the surrounding program ends: act as on a second stop
             await self.give_back()
             raise
@@ -253,14 +262,14 @@ class Worker:
     async def give_back(self) -> None:
         """Abort running jobs and store their ends, for a caller that cancels a worker or a drain."""
         self.claimer.stopping.set()
-        self.stopping.aborted.set()
+        self.stopping.abort()
         await self.stopping.finish()
 
     def stop(self) -> None:
         """Claim nothing more and finish the running jobs; on a second call, abort them."""
         if self.claimer.stopping.is_set():
             log.warning("stopping now: running jobs are aborted and returned to their queues")
-            self.stopping.aborted.set()
+            self.stopping.abort()
             return
         log.info("stopping: waiting for %s running jobs (a second signal aborts them)", len(self.book.running))
         self._claim_no_more()
@@ -273,7 +282,7 @@ class Worker:
     async def _close(self) -> None:
         if self.watchdog and not self._place:
             self.watchdog.stop()
-        await self._background.cancel(_A_MOMENT)
+        await self._background.cancel()
         for link in self.links.values():  # if the server does not answer, nothing waits for it any more
             link.cut()
         await end(self._background.tasks)

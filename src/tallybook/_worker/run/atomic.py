@@ -19,7 +19,6 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -30,14 +29,11 @@ from tallybook._db.link import dsn_for_people
 from tallybook._db.policy import backoff, first_line
 from tallybook._db.sync import chain, done
 from tallybook._db.transactions import Begun, Library, conflicts, gone, interrupted
-from tallybook._model.failure import safe_text
-from tallybook._model.outcome import Cancel, Dead, Outcome, Reject, Snooze, SubjectOutcome
+from tallybook._model.outcome import Outcome
+from tallybook._task.task import Owner
 from tallybook._worker.deadline import leavable
-from tallybook._worker.jobs import Running
-from tallybook._worker.run.retrying import LONGEST_REASON, after_rejection, given_up, put_off
-from tallybook._worker.run.served import ServedApp
-from tallybook._worker.run.served_task import ServedTask
-from tallybook._worker.run.subjects import end_of, rejection
+from tallybook._worker.jobs import AnyTask, Running
+from tallybook._worker.run.ending import Ended, how_to_end
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
 
 log = logging.getLogger("tallybook.worker")
@@ -52,19 +48,10 @@ _DRIVERS: dict[str, Callable[[str, str], Library]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The result of an atomic handler's run for the runner: its end is in the database."""
-
-    verb: str
-    said: str
-    wake_in: timedelta | None = None
-
-
 class Atomic:
     """Runs the handlers of atomic tasks. Connections are opened when the first job needs them."""
 
-    def __init__(self, app: ServedApp, dsn: str, name: str) -> None:
+    def __init__(self, app: Owner, dsn: str, name: str) -> None:
         self._app = app
         self._dsn = dsn
         self._name = f"tallybook {name}"[:63]
@@ -72,7 +59,7 @@ class Atomic:
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
-    def wrap(self, job: Running, known: ServedTask) -> Callable[..., Any]:
+    def wrap(self, job: Running, known: AnyTask) -> Callable[..., Any]:
         """Return the function that the runner calls instead of the task's; it takes the args after the connection."""
 
         async def run(*positional: Any, **named: Any) -> Ended:
@@ -87,21 +74,23 @@ class Atomic:
             with suppress(Exception):
                 await library.close()
 
-    async def _again(self, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
+    async def _again(self, job: Running, known: AnyTask, positional: Any, named: Any) -> Ended:
         args = json.dumps(job.args)  # the handler may change its args
         library = self._library(known)
         for run in range(1, _RUNS + 1):
             try:
                 return await self._run(library, job, known, positional, named)
             except Exception as error:
-                if run == _RUNS or not self._may_run_again(job, known, error):
+                if run == _RUNS or not conflicts(error) or job.cancel_reason is not None or self._closing.is_set():
                     raise
+                job.in_doubt = False  # the server reported that it rolled back
+                log.info("%s %s: its transaction conflicted with another one; retrying at once", known.name, job.job_id)
             await self._wait(known, random.uniform(0.005, 0.02) * 2**run)
             fresh, named = known.args.load(json.loads(args))
             positional = [*positional[: int(known.wants_context)], *fresh]
         raise AssertionError("not reached")
 
-    async def _run(self, library: Library, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
+    async def _run(self, library: Library, job: Running, known: AnyTask, positional: Any, named: Any) -> Ended:
         begun = await self._begin(library, job, known)
         interrupt = _Interrupt(begun.driver)
         if not known.is_async:
@@ -137,7 +126,7 @@ class Atomic:
             await _give_back(library, begun, well=interrupt.over() and well)
         return Ended(verb, said, wake_in)
 
-    async def _begin(self, library: Library, job: Running, known: ServedTask) -> Begun:
+    async def _begin(self, library: Library, job: Running, known: AnyTask) -> Begun:
         failures = 0
         while True:
             try:
@@ -155,21 +144,14 @@ class Atomic:
             if not known.is_async and _stopped(job):
                 raise asyncio.CancelledError from lost
 
-    async def _wait(self, known: ServedTask, seconds: float) -> bool:
+    async def _wait(self, known: AnyTask, seconds: float) -> bool:
         """Wait; return whether the worker stops meanwhile, which cancels an async handler."""
         if not known.is_async:
             return self._closing.wait(seconds)
         await asyncio.sleep(seconds)
         return False
 
-    def _may_run_again(self, job: Running, known: ServedTask, error: Exception) -> bool:
-        if not conflicts(error) or job.cancel_reason is not None or self._closing.is_set():
-            return False
-        job.in_doubt = False  # the server reported that it rolled back
-        log.info("%s %s: its transaction conflicted with another one; retrying at once", known.name, job.job_id)
-        return True
-
-    def _library(self, known: ServedTask) -> Library:
+    def _library(self, known: AnyTask) -> Library:
         kind, alias = known.transaction, known.atomic if isinstance(known.atomic, str) else "default"
         key = f"django {alias}" if kind == "django" else kind
         with self._lock:
@@ -216,7 +198,7 @@ def _stopped(job: Running) -> bool:
     return job.cancel_reason is not None or (job.guard is not None and (job.guard.timed_out or job.guard.left))
 
 
-async def _rolled_back(library: Library, begun: Begun, known: ServedTask) -> bool:
+async def _rolled_back(library: Library, begun: Begun, known: AnyTask) -> bool:
     with suppress(Exception):
         async with asyncio.timeout(_ROLLBACK_S) if known.is_async else nullcontext():
             await library.rollback(begun)
@@ -238,45 +220,21 @@ async def _give_back(library: Library, begun: Begun, *, well: bool) -> None:
                 await library.drop(begun)
 
 
-def _end(job: Running, known: ServedTask, value: Any) -> tuple[str, Call[str], timedelta | None]:
+def _end(job: Running, known: AnyTask, value: Any) -> tuple[str, Call[str], timedelta | None]:
     """Return the end of this attempt, as the last statement of its transaction."""
     attempt = (job.lease.lease, job.job_id, job.attempt)
-    if isinstance(value, SubjectOutcome) and not isinstance(value, Reject):
-        end = end_of(job, known, value)
-        if isinstance(end, ends.SubjectEnd):
-            return end.verb, end.atomic(attempt), end.wake_in
-        value = end  # None: completed, or Dead
-    if not isinstance(value, Outcome):
-        result = None if value is None else known.result_text(value)
+    how = how_to_end(job, known, value) if isinstance(value, Outcome) else None
+    if how is None:
+        result = None if value is None or isinstance(value, Outcome) else known.result_text(value)
         return "complete", ends.atomic_complete(attempt, result), None
-    match value:
-        case Snooze():
-            delay = put_off(value)
-            return "snooze", ends.atomic(ends.SNOOZE, attempt, delay=_seconds(delay)), delay
-        case Cancel():
-            reason = safe_text(value.reason, LONGEST_REASON) or None
-            return "cancel", ends.atomic(ends.CANCEL_RUNNING, attempt, reason=reason), None
-        case Dead():
-            return "fail", _fail(attempt, given_up(value, job.worker_name), None, None, final=True), None
-        case Reject():
-            then, error = after_rejection(job, known, value), rejection(job, known, value)
-            return "fail", _fail(attempt, error, then.delay, known.max_attempts, final=then.final), then.delay
-        case _:
-            raise TypeError(f"{type(value).__name__} is not Snooze, Cancel or Dead")
+    values = {
+        name: f"{value.total_seconds():.6f} s" if isinstance(value, timedelta) else value
+        for name, value in how.values.items()
+    }
+    return how.verb, ends.atomic(how.declared, attempt, **values), how.wake_in
 
 
-def _fail(
-    attempt: ends.Attempt, error: dict[str, Any], delay: timedelta | None, limit: int | None, *, final: bool
-) -> Call[str]:
-    values = {"retry_in": None if delay is None else _seconds(delay), "max_attempts": limit, "final": final}
-    return ends.atomic(ends.FAIL, attempt, error=json.dumps(error), **values)
-
-
-def _seconds(delay: timedelta) -> str:
-    return f"{delay.total_seconds():.6f} s"
-
-
-def _check(said: str, job: Running, known: ServedTask) -> None:
+def _check(said: str, job: Running, known: AnyTask) -> None:
     if said == "refused":
         raise LeaseLost(job.job_id, job.attempt)
     if said == "left":

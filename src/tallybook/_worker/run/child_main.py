@@ -41,13 +41,14 @@ from tallybook._model.outcome import Outcome
 from tallybook._model.payload import encode
 from tallybook._model.retry_after import retry_after
 from tallybook._model.signature import ArgsModel
+from tallybook._task.task import Task, encoded_result
 from tallybook._worker import logs
 from tallybook._worker.deadline import Guard
-from tallybook._worker.jobs import Lease, Running, current_job
+from tallybook._worker.jobs import AnyTask, Lease, Running, current_job
 from tallybook._worker.run import children
 from tallybook._worker.run.context import Context
+from tallybook._worker.run.ending import after_failure
 from tallybook._worker.run.frames import KINDS, pack, receive, to_frame
-from tallybook._worker.run.retrying import after_failure
 from tallybook._worker.run.verbs import Postponed, Verbs, checked_push
 from tallybook.errors import PayloadError
 
@@ -113,11 +114,11 @@ class _Verbs(Verbs):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The object under a function's name in a module; `task` if it is a Task."""
+    """The object under a function's name in a module; `task`: it is a Task."""
 
     fn: Callable[..., Any]
     args: ArgsModel
-    task: Any
+    task: AnyTask | None
 
 
 class _Child:
@@ -137,22 +138,19 @@ class _Child:
     def listen(self) -> None:
         """Read the worker's messages, in a thread: they may come while a handler runs. Without it the process ends."""
         try:
-            self._listen()
+            while (message := receive(self._sock)) is not None:
+                if message["kind"] == "run":
+                    self._told = False
+                    self._jobs.put(message)
+                elif message["kind"] == "answer":
+                    self.verbs.answered(message)
+                elif message["kind"] == "cancel":
+                    self._told = True  # the job may not have begun
+                    if (running := self._running) is not None:
+                        running.cancel_reason = ""
         except BaseException:
             log.exception("this process cannot read the messages of its worker")
             os._exit(1)
-
-    def _listen(self) -> None:
-        while (message := receive(self._sock)) is not None:
-            if message["kind"] == "run":
-                self._told = False
-                self._jobs.put(message)
-            elif message["kind"] == "answer":
-                self.verbs.answered(message)
-            elif message["kind"] == "cancel":
-                self._told = True  # the job may not have begun
-                if (running := self._running) is not None:
-                    running.cancel_reason = ""
         if self._running is not None:
             os._exit(1)  # nobody is left to use its result
         self._jobs.put(None)
@@ -173,7 +171,7 @@ class _Child:
             found: Any = importlib.import_module(module)
             for part in name.split("."):
                 found = getattr(found, part)
-            if isinstance(getattr(found, "args", None), ArgsModel):  # a Task; its class is above this layer
+            if isinstance(found, Task):
                 self._found[module, name] = _Found(found.fn, found.args, found)
             elif inspect.isfunction(found):
                 model = ArgsModel(found, task=task, is_special=lambda kind: kind is Context)
@@ -213,7 +211,9 @@ class _Child:
             _limit_memory(None)
             self._running = None
         try:
-            return {"kind": "ended", **_ended(value, message["task"])}
+            if isinstance(value, KINDS):
+                return {"kind": "ended", "outcome": to_frame(value, message["task"])}
+            return {"kind": "ended", "value": None if value is None else encoded_result(value, message["task"])}
         except PayloadError as error:  # the new args of a subject
             return {"kind": "failed", **_described(error, message), **_then(error, running, found)}
 
@@ -228,16 +228,6 @@ def _be_at(name: str, dsn: str, list_dsn: str) -> None:
 def _call(function: Callable[..., Any], positional: list[Any], named: dict[str, Any]) -> Any:
     value = function(*positional, **named)
     return asyncio.run(value) if inspect.iscoroutine(value) else value
-
-
-def _ended(value: Any, task: str) -> dict[str, Any]:
-    if isinstance(value, KINDS):
-        return {"outcome": to_frame(value, task)}
-    try:
-        return {"value": None if value is None else encode(value, task=task, what="result")}
-    except PayloadError as error:
-        log.warning("%s", error)
-        return {"value": f"!{error.reason} at {error.path}"}
 
 
 def _described(error: BaseException, message: dict[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -26,11 +25,9 @@ from tallybook._model.at_node import at_node
 from tallybook._model.failure import safe_text
 from tallybook._worker import logs
 from tallybook._worker.deadline import deadline_passed
-from tallybook._worker.jobs import Running, spawn
+from tallybook._worker.jobs import AnyTask, Running, spawn
 from tallybook._worker.run import frames
-from tallybook._worker.run.frames import from_frame
-from tallybook._worker.run.retrying import Next
-from tallybook._worker.run.served_task import ServedTask
+from tallybook._worker.run.ending import ChildResult, FailedInChild, ProcessDied
 from tallybook._worker.run.verbs import Verbs
 from tallybook.errors import ConfigError, LeaseLost
 
@@ -56,51 +53,7 @@ _VERBS: dict[str, Callable[..., Any]] = {
 _END_LIMIT = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ChildResult:
-    """A handler's result in its process, as JSON text, or "!" and the reason for having none; None: nothing."""
-
-    text: str | None
-
-
-class FailedInChild(Exception):
-    """A handler's exception in its process; `described` is the part that is stored.
-
-    `then` is what follows, if the process decided it: a policy may look at the exception itself. Otherwise
-    `retry_after` is the wait that the exception asks for, in seconds.
-    """
-
-    def __init__(self, answer: dict[str, Any]) -> None:
-        self.described: dict[str, Any] = answer["error"]
-        super().__init__(f"{self.described.get('type')}: {self.described.get('message')}")
-        self.retry_after: float | None = answer.get("retry_after")
-        self.then: Next | None = None
-        if (then := answer.get("then")) is not None:
-            seconds = then["delay"]
-            self.then = Next(None if seconds is None else timedelta(seconds=seconds), then["final"], then["problem"])
-
-
-def how(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
-
-
-class ProcessDied(Exception):
-    """The process died while it ran its job: `code` is its exit code, or the negative number of the signal."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"its process {how(code)}")
-        self.code = code
-
-    def described(self, job: Running) -> dict[str, Any]:
-        return {"type": "ProcessDied", "message": str(self), "exit_code": self.code, "worker": job.worker_name}
-
-
-def check(task: ServedTask) -> None:
+def check(task: AnyTask) -> None:
     """Raise ConfigError unless a child process can find the task's function by its module and name."""
     if not task.execution.process:
         return
@@ -141,30 +94,22 @@ class Child:
     async def start(self, worker_name: str, *, with_main: bool) -> None:
         """Start the process and send it its settings; do not wait until it is ready."""
         ours, theirs = socket.socketpair()
-        try:
-            words = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno())]
+        words = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno())]
+        env = {name: value for name, value in os.environ.items() if name not in CREDENTIALS or name in self.env}
+        with theirs, ExitStack() as failed:
+            failed.enter_context(ours)
+            # process_group: Ctrl-C in the terminal is for the worker; a kill includes the processes that it has started
             self._process = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={name: value for name, value in os.environ.items() if name not in CREDENTIALS or name in self.env},
-                process_group=0,  # Ctrl-C in the terminal is for the worker; a kill includes the processes it started
+                *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=env, process_group=0
             )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+            failed.pop_all()
         self._exit = asyncio.ensure_future(self._process.wait())
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._exit.add_done_callback(self._hang_up)
+        # The socket of a dead process, which others may hold open, is closed soon: its last message may arrive.
+        loop, writer = asyncio.get_running_loop(), self._writer
+        self._exit.add_done_callback(lambda _: loop.call_later(_LAST_WORDS, writer.close))
         name, path = _main_module() if with_main else (None, None)
         self.send({"argv": sys.argv, "main_name": name, "main_path": path, "worker": worker_name, **logs.current()})
-
-    def _hang_up(self, _: object) -> None:
-        """Close the socket of a dead process, which others may hold open, soon: its last message may arrive."""
-        assert self._writer is not None
-        asyncio.get_running_loop().call_later(_LAST_WORDS, self._writer.close)
 
     @property
     def usable(self) -> bool:
@@ -248,7 +193,7 @@ class Children:
         finally:
             self._room.release()
 
-    async def run(self, job: Running, task: ServedTask, verbs: Verbs, carried: dict[str, str] | None = None) -> Any:
+    async def run(self, job: Running, task: AnyTask, verbs: Verbs, carried: dict[str, str] | None = None) -> Any:
         """Run one job in a child; return its result. Raises FailedInChild, ProcessDied, TimeoutError, an Outcome.
 
         `verbs` are those of the job's node; `carried` is the context of the job's trace.
@@ -262,14 +207,18 @@ class Children:
             if guard.left or guard.given_back or job.cancel_reason is not None:
                 raise asyncio.CancelledError
             function = task.fn.__module__, task.fn.__qualname__
-            child.send(_message(job, task, carried, imported=function in child.imported))
-            if function not in child.imported:
-                answer = await self._first(job, child, verbs)
-            if answer is None or answer["kind"] == "started":  # the import does not count as the job's time
-                child.imported.add(function)
-                guard.start()
-                while (answer := await child.next())["kind"] not in ("ended", "failed"):
-                    spawn(self._answers, self._answer(job, child, verbs, answer))
+            imported = function in child.imported
+            child.send(_message(job, task, carried, imported=imported))
+            async with asyncio.timeout(None if imported else _START_LIMIT) as start:
+                if imported:
+                    guard.start()
+                while (answer := await child.next())["kind"] not in ("ended", "failed", "broken"):
+                    if answer["kind"] == "started":  # the import does not count as the job's time
+                        child.imported.add(function)
+                        start.reschedule(None)
+                        guard.start()
+                    else:  # before its start, it is from a thread that an earlier job left behind
+                        spawn(self._answers, self._answer(job, child, verbs, answer))
         except ProcessDied:
             if child.killed:  # by us: raise the reason
                 if guard.timed_out and guard.timeout is not None and job.cancel_reason is None:
@@ -282,15 +231,8 @@ class Children:
             self._back(child, answer)
         assert answer is not None
         if answer["kind"] == "ended":
-            return from_frame(answer["outcome"]) if "outcome" in answer else ChildResult(answer["value"])
+            return frames.from_frame(answer["outcome"]) if "outcome" in answer else ChildResult(answer["value"])
         raise FailedInChild(answer)
-
-    async def _first(self, job: Running, child: Child, verbs: Verbs) -> dict[str, Any]:
-        """Return whether the child could import the function; a thread that an earlier job left may ask before."""
-        async with asyncio.timeout(_START_LIMIT):
-            while (answer := await child.next())["kind"] == "ask":
-                await self._answer(job, child, verbs, answer)
-            return answer
 
     async def _answer(self, job: Running, child: Child, verbs: Verbs, question: dict[str, Any]) -> None:
         """Run a handler's verb that needs the database, such as progress or a checkpoint."""
@@ -317,7 +259,7 @@ class Children:
         else:
             self._discard(child)
 
-    async def _take(self, task: ServedTask) -> Child:
+    async def _take(self, task: AnyTask) -> Child:
         wanted = task.execution.env
         for child in reversed(self._idle):
             if child.env == wanted and child.usable:
@@ -359,7 +301,7 @@ class Children:
             await asyncio.wait(self._ending)
 
 
-def _message(job: Running, task: ServedTask, carried: dict[str, str] | None, *, imported: bool) -> dict[str, Any]:
+def _message(job: Running, task: AnyTask, carried: dict[str, str] | None, *, imported: bool) -> dict[str, Any]:
     timeout, at = task.execution.timeout, at_node.get()
     credentials = at is not None and "TALLYBOOK_DSN" in task.execution.env
     row = (

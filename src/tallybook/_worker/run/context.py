@@ -19,15 +19,13 @@ from tallybook._model.outcome import Complete, Drop, Kill, Reschedule, SubjectOu
 from tallybook._model.payload import encode
 from tallybook._model.provider import Provider
 from tallybook._model.subject import Subject, subject_of
-from tallybook._worker.run.lock import Lock
-from tallybook._worker.run.subjects import end_of
-from tallybook._worker.run.turns import Turn
+from tallybook._worker.run.ending import end_of
+from tallybook._worker.run.verbs import Lock, Turn, Verbs
 from tallybook.errors import LeaseLost, NotASubject, NotSupported
 
 if TYPE_CHECKING:
     from tallybook._app import App
     from tallybook._worker.jobs import Running
-    from tallybook._worker.run.verbs import Verbs
     from tallybook.extra.providers import Providers
 
 T = TypeVar("T")
@@ -368,7 +366,7 @@ class Context:
             raise NotSupported("ctx.lock in an atomic task", hint=hint)
         if dsn is None:
             raise NotSupported("ctx.lock in a process of its own", hint="Give the task exclusive=True")
-        return Lock(name, wait, dsn, told=lambda: self.cancelled, here=self._wait)
+        return Lock(self, name, wait, dsn)
 
     def _said(self) -> Verbs:
         if self._verbs is None:

@@ -24,7 +24,7 @@ from tallybook._model.outcome import (
     SubjectOutcome,
 )
 from tallybook._model.payload import encode
-from tallybook._worker.run.subjects import details_text
+from tallybook._worker.run.ending import details_text
 from tallybook._worker.run.verbs import Postponed
 
 _HEAD = struct.Struct("!I")

@@ -16,14 +16,12 @@ from functools import partial
 from typing import Any
 
 from tallybook._model.outcome import Outcome
+from tallybook._task.task import Owner
 from tallybook._worker.deadline import Guard, deadline_passed
-from tallybook._worker.finish.finisher import Finisher
-from tallybook._worker.jobs import Book, Running, spawn
-from tallybook._worker.run.calling import Handlers, is_newer
-from tallybook._worker.run.ending import Ends
-from tallybook._worker.run.served import ServedApp
-from tallybook._worker.run.served_task import ServedTask
-from tallybook._worker.run.threads import DaemonThreads
+from tallybook._worker.finish.finisher import SET_ASIDE, Finisher, cancel, fail, snooze
+from tallybook._worker.jobs import AnyTask, Book, Running, spawn
+from tallybook._worker.run.calling import DaemonThreads, Handlers, is_newer
+from tallybook._worker.run.ending import Ends, log_failure
 from tallybook._worker.settings import WorkerSettings
 
 log = logging.getLogger("tallybook.worker")
@@ -40,12 +38,12 @@ class Runner:
     """Starts claimed jobs and passes each end to the finisher."""
 
     def __init__(
-        self, app: ServedApp, book: Book, finisher: Finisher, handlers: Handlers, settings: WorkerSettings
+        self, app: Owner, book: Book, finisher: Finisher, handlers: Handlers, settings: WorkerSettings
     ) -> None:
         self._app = app
         self._book = book
         self._finisher = finisher
-        self._ready: deque[tuple[Running, ServedTask]] = deque()
+        self._ready: deque[tuple[Running, AnyTask]] = deque()
         self._relays: set[asyncio.Task[None]] = set()
         self._grace = settings.abort_timeout.total_seconds()
         self._slot_pause = settings.slot_pause.total_seconds()
@@ -53,7 +51,7 @@ class Runner:
         self.handlers = handlers
         self._call, self._threads = handlers.call, handlers.common.threads
         self._interrupts = DaemonThreads(4, "tallybook-interrupt")
-        self.ends = Ends(finisher, settings.name)
+        self.ends = Ends(finisher)
         self._left: set[asyncio.Task[None]] = set()
         self._unclosed = 0
         self._unknown: dict[str, float] = {}
@@ -73,7 +71,7 @@ class Runner:
             known = self._app._names.get(job.task_name)
             if known is None or (job.options and is_newer(job.options, known)):
                 self._warn_of_unknown(job, known)
-                self._finisher.move(job)
+                self._finisher.end(job, SET_ASIDE)
                 self._book.freed(job)
                 continue
             if (old := self._book.running.get(job.job_id)) is not None:  # its lease is no longer stored
@@ -83,7 +81,7 @@ class Runner:
             self._ready.append((job, known))
         self._spawn()
 
-    def _warn_of_unknown(self, job: Running, known: ServedTask | None) -> None:
+    def _warn_of_unknown(self, job: Running, known: AnyTask | None) -> None:
         what = f"task {job.task_name!r}" if known is None else f"such version of the args of {job.task_name!r}"
         now = asyncio.get_running_loop().time()
         is_quiet = now < self._unknown.get(what, now)
@@ -98,7 +96,11 @@ class Runner:
         )  # fmt: skip
 
     def cannot_start(self, job: Running, error: dict[str, Any]) -> None:
-        self.ends.not_started(job, self._app._names.get(job.task_name), error)
+        """Fail an attempt that has not started; its task's own limit of attempts applies."""
+        known = self._app._names.get(job.task_name)
+        limit = None if known is None else known.max_attempts
+        log_failure(job, error)
+        self._finisher.end(job, fail({**error, "worker": job.worker_name}, limit=limit, final=False))
 
     def cancel(self, job_id: int, reason: str | None, attempt: int | None = None) -> None:
         """Ask one running job to stop; with `attempt`, only that attempt."""
@@ -216,9 +218,9 @@ class Runner:
 
     def _told_before_it_began(self, job: Running) -> bool:
         if self.ends.aborting or job.lost:
-            self._finisher.snooze(job, timedelta(0))
+            self._finisher.end(job, snooze(timedelta(0)))
         elif job.cancel_reason is not None:
-            self._finisher.cancelled(job, job.cancel_reason or None)
+            self._finisher.end(job, cancel(job.cancel_reason or None))
         elif job.latest is not None and asyncio.get_running_loop().time() > job.latest:
             del self._book.running[job.job_id]
             self._book.on.missed(job)
@@ -228,7 +230,7 @@ class Runner:
         self._book.freed(job)
         return True
 
-    async def _guarded(self, job: Running, known: ServedTask, me: asyncio.Task[None] | None) -> None:
+    async def _guarded(self, job: Running, known: AnyTask, me: asyncio.Task[None] | None) -> None:
         execution = known.execution
         job.guard = guard = Guard(job, execution.timeout, self._grace, self._stop, self._overdue)
         guard.relay = me
@@ -240,12 +242,12 @@ class Runner:
         finally:
             guard.clear()
 
-    async def _traced(self, job: Running, known: ServedTask) -> None:
+    async def _traced(self, job: Running, known: AnyTask) -> None:
         assert self.tracing is not None
         with self.tracing.processing(job):
             await self._one(job, known)
 
-    async def _one(self, job: Running, known: ServedTask) -> None:
+    async def _one(self, job: Running, known: AnyTask) -> None:
         value: Any = None
         raised: BaseException | None = None
         try:
@@ -268,7 +270,7 @@ class Runner:
             else:
                 self.ends.returned(job, known, value)
         except BaseException as error:  # on any error, also of user code, the attempt gets an end and the slot is freed
-            self.ends.broken(job, known, raised or error)
+            self.ends.failed(job, known, raised or error)
         self._freed(job)
 
     def _rest(self, job: Running) -> None:

@@ -1,26 +1,37 @@
-"""Verbs of a running handler for its attempt, over a connection that the first verb opens."""
+"""What a handler does through its Context: verbs for its attempt, and blocks that it enters when its turn comes.
 
-from __future__ import annotations
+The verbs use a connection that the first of them opens. `ctx.lock`: one holder of a name among all processes, while the
+lock's own session lives. `ctx.provider`: the limits of a provider set when the call may start, and a 429 pushes them
+back.
+"""
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
-from datetime import timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from tallybook._db.declared import Call, Declared
+from tallybook._db.driver import AsyncConnection, Error
 from tallybook._db.ends import AS_ARRAYS, ATTEMPT
 from tallybook._db.link import Link
+from tallybook._db.pooler import make_fit
 from tallybook._db.rates import PUSH
 from tallybook._db.sync import run_on
+from tallybook._model.durations import parse_duration
 from tallybook._model.failure import safe_text
-from tallybook._model.options import check_limits
+from tallybook._model.options import check_limits, check_name
 from tallybook._model.outcome import Outcome
 from tallybook._model.payload import encode
+from tallybook._model.provider import Provider
+from tallybook._model.retry_after import retry_after
 from tallybook._worker.jobs import Running
 from tallybook._worker.settings import FAR_AHEAD
-from tallybook.errors import ConfigError, LeaseLost
+from tallybook.errors import ConfigError, LeaseLost, LockNotAvailable, NotSupported
 
+log = logging.getLogger("tallybook.worker")
 T = TypeVar("T")
 
 _PROGRESS = Declared(f"progress({ATTEMPT}, done real, message text) -> boolean")
@@ -34,6 +45,12 @@ _LIMIT = f"""\
 select starts_in, unknown, late, permits
   from {_LIMIT_TAKE.called("order", **AS_ARRAYS, ahead=_IN_SECONDS)}"""  # noqa: S608
 _PUSH = "select " + PUSH.called("order", until="clock_timestamp() + {by:interval}")
+# Try instead of waiting: a waiting statement holds a snapshot, for which vacuum and prune would have to wait.
+_TAKE = "select pg_try_advisory_lock(1413565450, hashtext(%s))"
+_GIVE_BACK = "select pg_advisory_unlock(1413565450, hashtext(%s))"
+_FIRST_WAIT, _LONGEST_WAIT = 0.02, 0.5
+_UNSAID = timedelta(minutes=1)
+"""How long the limits are closed after a 429 without a Retry-After."""
 
 
 class Postponed(Outcome):
@@ -65,7 +82,6 @@ class Verbs:
         await self._say(job, _CHECKPOINT.worker, encode(value, task=job.task_name, what="checkpoint"))
 
     async def get_checkpoint(self, job: Running) -> Any:
-        """Return the last checkpoint of any attempt; None: there is none."""
         ((text,),) = await self._link.rows(f"{_CHECKPOINT_OF.worker}::text", job.job_id)
         return None if text is None else json.loads(text)
 
@@ -101,7 +117,6 @@ class Verbs:
             missed = True
 
     async def push(self, job: Running, key: str, by: timedelta) -> None:
-        """Allow no call of a key within this time."""
         await self._link.rows(_PUSH, key, checked_push(by))
 
     async def _say(self, job: Running, sql: str, *values: object) -> None:
@@ -115,3 +130,107 @@ def checked_push(by: timedelta) -> timedelta:
     if not isinstance(by, timedelta) or by < timedelta(0):
         raise ConfigError("retry_after", by, "must be a timedelta of at least 0", hint="Write timedelta(seconds=30)")
     return by
+
+
+class Lock:
+    """A lock over all processes: `async with ctx.lock("ledger"):`, in a plain handler `with ctx.lock("ledger"):`."""
+
+    def __init__(self, ctx: Any, name: str, wait: timedelta | str | None, dsn: str) -> None:
+        check_name("name", name, 200)
+        self._name = name
+        self._seconds = None if wait is None else parse_duration(wait, option="wait").total_seconds()
+        self._link = Link(dsn, "lock", on_connect=make_fit)
+        self._ctx = ctx  # a Context, which makes this
+
+    async def __aenter__(self) -> None:
+        loop, pause = asyncio.get_running_loop(), _FIRST_WAIT
+        until = None if self._seconds is None else loop.time() + self._seconds
+        try:
+            while not await self._link.run(self._take):
+                left = _LONGEST_WAIT if until is None else until - loop.time()
+                if left <= 0 or self._ctx.cancelled:
+                    raise LockNotAvailable(self._name, self._seconds)
+                await asyncio.sleep(min(pause, left))
+                pause = min(pause * 1.5, _LONGEST_WAIT)
+        except BaseException:
+            await self._link.close()
+            raise
+
+    async def _take(self, conn: AsyncConnection) -> bool:
+        if self._link.pooled:
+            hint = "Start the worker with --direct-dsn to bypass the pooler, or give the task exclusive=True"
+            raise NotSupported("ctx.lock behind a pooler in transaction mode", hint=hint)
+        row = await (await conn.execute(_TAKE, (self._name,))).fetchone()
+        return row is not None and bool(row[0])
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        try:
+            if self._link.conn is not None and kind is not GeneratorExit:  # a GeneratorExit allows no await
+                await self._link.conn.execute(_GIVE_BACK, (self._name,))
+        except (Error, OSError) as error:
+            log.warning("lock %r was lost with its session: %s", self._name, str(error).strip())
+        finally:
+            await self._link.close()
+
+    def __enter__(self) -> None:
+        self._ctx._wait(self.__aenter__())
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._ctx._wait(self.__aexit__(kind))
+
+
+class Turn:
+    """Returned by `ctx.provider`: enters when a call may start; for `async with`, or `with` in a plain handler."""
+
+    def __init__(self, ctx: Any, provider: str | Provider) -> None:
+        self._ctx = ctx  # a Context, which makes this
+        self._provider = provider
+        self._limits: tuple[str, ...] = ()
+
+    async def __aenter__(self) -> Provider:
+        asked = self._provider
+        found = asked if isinstance(asked, Provider) else await self._ctx.providers.get(asked)
+        self._limits = _limits_of(found)
+        if self._limits:
+            await self._ctx.limit(*self._limits)
+        return found
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._limits and (wait := _refused_for(error)) is not None:
+            for key in self._limits:
+                await self._ctx.push_back(key, wait)
+            await self._ctx.limit(*self._limits)  # the next turn is not near: the attempt ends here, without a failure
+
+    def __enter__(self) -> Provider:
+        asked = self._provider
+        found = asked if isinstance(asked, Provider) else self._ctx.providers.get_sync(asked)
+        self._limits = _limits_of(found)
+        if self._limits:
+            self._ctx.limit_sync(*self._limits)
+        return found
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._limits and (wait := _refused_for(error)) is not None:
+            for key in self._limits:
+                self._ctx.push_back_sync(key, wait)
+            self._ctx.limit_sync(*self._limits)
+
+
+def _limits_of(provider: Provider) -> tuple[str, ...]:
+    """Return the setting `limits`, a list of names of rate limits. Raises ConfigError for anything else."""
+    found = provider.settings.get("limits", [])
+    if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
+        hint = 'Write ["provider:acme"]'
+        raise ConfigError(f"limits of provider {provider.name!r}", found, "not a list of names", hint=hint)
+    return tuple(found)
+
+
+def _refused_for(error: BaseException | None) -> timedelta | None:
+    """Return the wait that a 429 error of any HTTP library asks for; None: the error is no 429."""
+    with suppress(Exception):  # a property of a foreign exception may raise
+        for one in (error, getattr(error, "response", None)):
+            if 429 in (getattr(one, name, None) for name in ("status", "status_code", "code")):
+                assert error is not None
+                wait = retry_after(error, datetime.now(UTC))
+                return _UNSAID if wait is None else wait
+    return None

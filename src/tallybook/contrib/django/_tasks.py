@@ -23,7 +23,7 @@ from tallybook import Task as Declared
 from tallybook._db import sync
 from tallybook._db.declared import Call
 from tallybook._db.texts import instant, loads
-from tallybook._worker.run.retrying import after_failure
+from tallybook._worker.run.ending import after_failure
 from tallybook.contrib.django import _api
 from tallybook.contrib.django._app import App
 
