@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from tallybook._app import App
 from tallybook._db import audit
-from tallybook._db.declared import Call
 from tallybook._db.verb import run
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator.fields import INSTANT, Field
@@ -65,7 +64,6 @@ class Changed:
 
 Reads = Callable[[Ask, Conn], Awaitable[dict[str, Any]]]
 Changes = Callable[[Ask, Conn], Awaitable[Changed]]
-Reach = Callable[[Ask, Conn], Awaitable[None]]
 
 
 class Shape(NamedTuple):
@@ -140,25 +138,6 @@ def _typed(kind: str) -> dict[str, Any]:
 
 def listed(name: str, item: Shape) -> Shape:
     return record(**{name: ({"type": "array", "items": item.schema}, [item.example])})
-
-
-def steering(
-    field: Field, verb: str, about: str, action: str, reach: Reach, call: Callable[[Ask], Call[bool]]
-) -> Operation:
-    """Return the operation that pauses or resumes what a field names. `reach` checks that the key may do that."""
-    noun, paused = field.name, verb == "pause"
-
-    async def change(ask: Ask, conn: Conn) -> Changed:
-        await reach(ask, conn)
-        changed = await run(conn, call(ask))
-        await reach(ask, conn)  # again under the lock: a Problem here rolls everything back
-        answer = {noun: ask[noun], "paused": paused, "changed": changed}
-        return Changed(answer, action if changed else None, {noun: ask[noun]})
-
-    return Operation(
-        f"{verb}_{noun}", f"/{noun}s/{{{noun}}}/{verb}", "operate", about, in_path=(field,), codes=("unknown", "queue"),
-        answer=record(**{noun: field.example}, paused=paused, changed=True), changes=change,
-    )  # fmt: skip
 
 
 def merged(
