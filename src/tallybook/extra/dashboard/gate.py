@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tallybook.extra.dashboard.access import Visit
 from tallybook.extra.dashboard.metrics import knows_token
-from tallybook.extra.dashboard.session import Visit
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import View
 

@@ -8,13 +8,12 @@ from tallybook import errors
 from tallybook._app import App
 from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
 from tallybook._db.nodes import node_of
-from tallybook.extra.dashboard.access import Access
+from tallybook.extra.dashboard.access import Access, Sessions
 from tallybook.extra.dashboard.database import IN_THE_WAY
 from tallybook.extra.dashboard.live import Live
 from tallybook.extra.dashboard.nodes import Nodes
 from tallybook.extra.dashboard.readings import Readings
 from tallybook.extra.dashboard.render import address, environment
-from tallybook.extra.dashboard.session import Sessions
 from tallybook.extra.dashboard.users import User
 
 _STATUS: dict[type[Exception], int] = {

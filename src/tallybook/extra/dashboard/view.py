@@ -15,11 +15,11 @@ from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
 from tallybook._db.nodes import Answer
 from tallybook._db.verb import Verb, run
 from tallybook.errors import InvalidArgument, TallybookError
+from tallybook.extra.dashboard.access import Visit
 from tallybook.extra.dashboard.asked import job_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
 from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.render import address
-from tallybook.extra.dashboard.session import Visit
 from tallybook.extra.dashboard.shared import Shared
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class View:
         text = self.site.env.get_template(template).render(
             url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root),
             user=self.user, may_operate=self.may_operate, token=self.visit.session.token,
-            notice=self.visit.session.pop("notice"), site=self.site, here=self.here, here_on=self.here_on,
+            notice=self.visit.session.pop("notice", None), site=self.site, here=self.here, here_on=self.here_on,
             node=self.node, away=self.away, only=self.asked("node"), **values,
         )  # fmt: skip
         return HTMLResponse(text, status)

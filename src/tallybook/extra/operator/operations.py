@@ -62,10 +62,6 @@ class Changed:
     letters: list[dict[str, Any]] = field(default_factory=list)  # that it was applied to, oldest first
 
 
-Reads = Callable[[Ask, Conn], Awaitable[dict[str, Any]]]
-Changes = Callable[[Ask, Conn], Awaitable[Changed]]
-
-
 class Shape(NamedTuple):
     """What a successful answer looks like."""
 
@@ -93,8 +89,8 @@ class Operation:
     whole: bool = False  # whether keys that are limited to some queues are refused
     newest: tuple[str, str] | None = None  # of a list: the member that orders its rows, and the value that limits them
     created: bool = False  # whether it can also return 201
-    reads: Reads | None = None
-    changes: Changes | None = None
+    reads: Callable[[Ask, Conn], Awaitable[dict[str, Any]]] | None = None
+    changes: Callable[[Ask, Conn], Awaitable[Changed]] | None = None
 
     @property
     def method(self) -> str:

@@ -106,7 +106,10 @@ class OperatorApi:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan of a server that runs only this app."""
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
+            while (await receive())["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            await self.close()
+            await send({"type": "lifespan.shutdown.complete"})
         elif scope["type"] == "http":
             try:
                 response = await self._answer(scope, receive)
@@ -120,12 +123,6 @@ class OperatorApi:
             await response(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while (await receive())["type"] == "lifespan.startup":
-            await send({"type": "lifespan.startup.complete"})
-        await self.close()
-        await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
         path = served_path(scope)
@@ -250,7 +247,9 @@ def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
     """Return the JSON object in the body; an empty body is an empty object. A Problem for anything else."""
     if not body:
         return {}
-    if len(content_types) != 1 or not _is_json(content_types[0]):
+    # Several headers are refused: they are joined by a comma, which no accepted value has.
+    kind, _, more = (part.strip() for part in b",".join(content_types).decode("latin-1").lower().partition(";"))
+    if kind != "application/json" or more not in ("", "charset=utf-8", 'charset="utf-8"'):
         raise Problem("media_type", "a body needs the header Content-Type: application/json")
     steps = (1 if bracket[0] in b"[{" else -1 for bracket in _BRACKET.finditer(_STRING.sub(b"", body)))
     if any(depth > MAX_DEPTH for depth in accumulate(steps)):
@@ -263,8 +262,3 @@ def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Problem("invalid", "the body must be one JSON object")
     return found
-
-
-def _is_json(value: bytes) -> bool:
-    kind, _, more = (part.strip() for part in value.decode("latin-1").lower().partition(";"))
-    return kind == "application/json" and more in ("", "charset=utf-8", 'charset="utf-8"')

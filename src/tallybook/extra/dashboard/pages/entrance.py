@@ -54,7 +54,7 @@ async def enter(view: View) -> Response:
 
 @pages.page("/logout", "POST")
 async def leave(view: View) -> Response:
-    view.visit.session.renew()
+    view.visit.session.clear()  # the next one gets a new token
     return RedirectResponse(view.url("/login"), 303)
 
 
