@@ -12,8 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallybook.extra.dashboard.access import Visit
 from tallybook.extra.dashboard.metrics import knows_token
-from tallybook.extra.dashboard.shared import Shared
-from tallybook.extra.dashboard.view import View
+from tallybook.extra.dashboard.view import Shared, View
 
 log = logging.getLogger("tallybook.web")
 

@@ -22,8 +22,7 @@ from tallybook.extra.dashboard.access import Access
 from tallybook.extra.dashboard.gate import Gate
 from tallybook.extra.dashboard.metrics import health_routes, metrics_route
 from tallybook.extra.dashboard.nodes import Nodes
-from tallybook.extra.dashboard.shared import Shared
-from tallybook.extra.dashboard.view import View
+from tallybook.extra.dashboard.view import Shared, View
 
 log = logging.getLogger("tallybook.web")
 

@@ -1,7 +1,9 @@
-"""The request of a page: it reads, renders, and changes something together with its audit row."""
+"""What all pages share: the parts of a dashboard, and the request of a page, which reads, renders and changes."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -9,20 +11,78 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from tallybook import errors
 from tallybook._app import App
 from tallybook._db import audit
 from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
-from tallybook._db.nodes import Answer
+from tallybook._db.nodes import Answer, node_of
 from tallybook._db.verb import Verb, run
-from tallybook.errors import InvalidArgument, TallybookError
-from tallybook.extra.dashboard.access import Visit
+from tallybook.extra.dashboard.access import Access, Sessions, Visit
 from tallybook.extra.dashboard.asked import job_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
-from tallybook.extra.dashboard.nodes import At
-from tallybook.extra.dashboard.render import address
-from tallybook.extra.dashboard.shared import Shared
+from tallybook.extra.dashboard.live import Live
+from tallybook.extra.dashboard.nodes import At, Nodes
+from tallybook.extra.dashboard.readings import Readings
+from tallybook.extra.dashboard.render import address, environment
+from tallybook.extra.dashboard.users import User
 
 T = TypeVar("T")
+_STATUS: dict[type[Exception], int] = {
+    errors.UnknownJob: 404, errors.UnknownQueue: 404, errors.UnknownSchedule: 404, errors.UnknownTask: 404,
+    errors.UnknownProvider: 404, errors.InvalidArgument: 400, errors.KeyTaken: 409, errors.QueueUnavailable: 503,
+    errors.CommitUnknown: 503, errors.SchemaError: 503, errors.UnknownNode: 404,
+}  # fmt: skip
+_AT_ONCE = 2  # passwords that are checked at the same time, at 0.1 s and 32 MB each
+_IN_DOUBT = "The connection was lost at the commit: the change may have been made. Check before you repeat it."
+
+
+class Shared:
+    """The base of Site: the part that pages use."""
+
+    def __init__(self, app: App, access: Access, nodes: Nodes, *, secret: str | None) -> None:
+        self.app, self.access, self.nodes = app, access, nodes
+        self.live = Live(nodes)
+        self.sessions = Sessions(secret)
+        self.overview = Readings(nodes)
+        self.env = environment()
+        # The turns of the checks of passwords, and the number of logins that have one or wait.
+        self.turns, self.waiting = asyncio.Semaphore(_AT_ONCE), 0
+        self.root = ""  # where the dashboard is mounted, known from a request; fragments for all viewers use it
+
+    def fragment(self, template: str, only: str = "", **values: Any) -> str:
+        """Render a part of a page for all viewers, or for all viewers of a node, without values of a single viewer."""
+        url = partial(address, self.root, **({"node": only} if only else {}))
+        return self.env.get_template(template).render(url=url, site=self, **values)
+
+    def node_name(self, job: int) -> str:
+        """Return the name of a job's node for display; an empty text if there is one database."""
+        if not self.nodes.many:
+            return ""
+        number = node_of(job)
+        return next((at.name for at in self.nodes.read if at.node.number == number), f"node {number}")
+
+    def why_read_only(self, user: User | None) -> str:
+        if self.access.read_only:
+            advice = "Start it with --operate, or with read_only=False, to change things from here."
+            return f"This dashboard is read-only. {advice}"
+        return f"{user.name if user else 'You'} may view the dashboard, but not change anything."
+
+    def explain(self, error: Exception) -> tuple[int, str, str | None]:
+        """Return the status, message and hint for an exception; never an internal text."""
+        if isinstance(error, QueryCanceled):
+            return 504, "The database did not answer in time.", "Use more filters, or try again."
+        if isinstance(error, IN_THE_WAY):
+            return 503, "Another transaction holds a lock that this needs. Nothing was changed.", "Try again."
+        if isinstance(error, DataError) and error.sqlstate:  # without one, the driver could not read an answer
+            return 400, "The database cannot store one of these values.", None
+        if isinstance(error, InsufficientPrivilege):
+            why = "The database login of this dashboard lacks the right to do that."
+            hint = "Its login needs the operator's role: https://github.com/tallybook/tallybook/blob/main/docs/roles.md"
+            return 403, why, hint
+        if isinstance(error, errors.TallybookError):
+            status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
+            return status, _IN_DOUBT if isinstance(error, errors.CommitUnknown) else str(error), None
+        return 500, "Something went wrong in the dashboard. See its log.", None
 
 
 class View:
@@ -135,7 +195,7 @@ class Act(View):
         """Return a field that is a whole number. InvalidArgument if it is not."""
         text = self.form(name)
         if not (text.isascii() and text.isdecimal() and len(text) < 10):
-            raise InvalidArgument(f"{name} must be a whole number, not {text[:50]!r}. Nothing was changed.")
+            raise errors.InvalidArgument(f"{name} must be a whole number, not {text[:50]!r}. Nothing was changed.")
         return int(text)
 
     def form_all(self, name: str) -> list[str]:
@@ -173,8 +233,6 @@ def is_inside(address: str, root: str) -> bool:
     return not {".", ".."} & set(path.split("/"))
 
 
-_TOLD = (DataError, QueryCanceled, *IN_THE_WAY, InsufficientPrivilege)
-"""Errors of the database that an action shows as a notice on the page of its form."""
 Page = Callable[[View], Awaitable[Response]]
 Action = Callable[[Act], Awaitable[str]]
 
@@ -198,8 +256,8 @@ class Pages:
     def action(self, path: str, *, steps: bool = False) -> Callable[[Action], Action]:
         """Register an action: POST of a form. The function returns the notice for the user.
 
-        It runs in one transaction or, with `steps`, in those that it begins with `act.step()`. An error of Tallybook
-        rolls back the current transaction and becomes the notice.
+        It runs in one transaction or, with `steps`, in those that it begins with `act.step()`. An error that a user can
+        understand rolls back the current transaction and becomes the notice.
         """
 
         def add(fn: Action) -> Action:
@@ -209,7 +267,7 @@ class Pages:
                     async with nullcontext() if steps else act.step():
                         said = await fn(act)
                     kind = "done"
-                except (TallybookError, *_TOLD) as error:
+                except (errors.TallybookError, DataError, QueryCanceled, *IN_THE_WAY, InsufficientPrivilege) as error:
                     said, kind = act.site.explain(error)[1], "problem"
                 act.visit.session["notice"] = (kind, said[:500])
                 return RedirectResponse(act.after(), 303)

@@ -16,8 +16,7 @@ from tallybook.extra.dashboard.asked import WRONG, job_of, links_of, number_of, 
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.redact import error_view, error_views
-from tallybook.extra.dashboard.shared import Shared
-from tallybook.extra.dashboard.view import Act, Pages, View
+from tallybook.extra.dashboard.view import Act, Pages, Shared, View
 
 pages = Pages()
 

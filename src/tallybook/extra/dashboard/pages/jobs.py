@@ -18,8 +18,7 @@ from tallybook.extra.dashboard.asked import WRONG, links_of, text_of, when_of
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.live import MOST_TOPICS
 from tallybook.extra.dashboard.redact import error_view
-from tallybook.extra.dashboard.shared import Shared
-from tallybook.extra.dashboard.view import Pages, View
+from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()
 Ask = Callable[[Callable[[Conn, str], Awaitable[Any]]], Awaitable[dict[str, Any]]]

@@ -7,8 +7,7 @@ from starlette.responses import Response
 from tallybook.errors import QueueUnavailable
 from tallybook.extra.dashboard.readings import STATES
 from tallybook.extra.dashboard.render import moment
-from tallybook.extra.dashboard.shared import Shared
-from tallybook.extra.dashboard.view import Pages, View
+from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()
 

@@ -9,8 +9,7 @@ from starlette.responses import JSONResponse, Response
 from tallybook._db import top
 from tallybook._model.counting import Level, added
 from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.dashboard.shared import Shared
-from tallybook.extra.dashboard.view import Pages, View
+from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()
 

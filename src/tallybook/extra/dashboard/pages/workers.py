@@ -9,8 +9,7 @@ from starlette.responses import Response
 
 from tallybook._db import top
 from tallybook.extra.dashboard.database import Conn, rows
-from tallybook.extra.dashboard.shared import Shared
-from tallybook.extra.dashboard.view import Pages, View
+from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()
 
