@@ -62,8 +62,11 @@ class Gate:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                if "cache-control" not in headers:
-                    headers["cache-control"] = _cached(path, message["status"]) if static else "no-store"
+                cached = "no-store"
+                if static and message["status"] < 400:
+                    is_versioned = path.startswith("/static/vendor/")  # by its name
+                    cached = "public, max-age=31536000, immutable" if is_versioned else "no-cache"
+                headers.setdefault("cache-control", cached)
                 if session.changed and not static:
                     secure = scope.get("scheme") == "https"
                     headers.append("set-cookie", self._site.sessions.written(session, host, root=root, secure=secure))
@@ -157,11 +160,3 @@ def _is_same_origin(request: Request) -> bool:
         return origin is None or urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
     except ValueError:  # not an address
         return False
-
-
-def _cached(path: str, status: int) -> str:
-    """Return the Cache-Control of a static file; an error is not cached."""
-    if status >= 400:
-        return "no-store"
-    is_versioned = path.startswith("/static/vendor/")  # by its name
-    return "public, max-age=31536000, immutable" if is_versioned else "no-cache"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tallybook._db.aside import end
 from tallybook.errors import QueueUnavailable, TallybookError
-from tallybook.extra.dashboard.database import Conn, Database
+from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.nodes import At, Nodes
 
 log = logging.getLogger("tallybook.web")
@@ -167,35 +167,31 @@ class Live:
             except Exception as error:
                 self._fails(topic, error)
 
-    async def _ask_at(self, at: At, topics: list[str]) -> None:
-        """Read the topics of one node, without waiting for a node that is away."""
+    async def _ask_at(self, at: At, left: list[str]) -> None:
+        """Read the topics of one node, without waiting for a node that is away. A failure begins a new transaction."""
         if not self._nodes.answers(at):
-            for topic in topics:
-                self._fails(topic, QueueUnavailable(f"node {at.name}", at.away or ""))
-        elif error := await self._ask_of(at.database, topics):
-            self._nodes.lost(at, error)
-
-    async def _ask_of(self, database: Database, left: list[str]) -> QueueUnavailable | None:
-        """Read the topics of one database. Return the error if it is away. After a failure a new transaction begins."""
+            for one in left:
+                self._fails(one, QueueUnavailable(f"node {at.name}", at.away or ""))
+            return
         loop = asyncio.get_running_loop()
         while left:
             topic = None
             try:
-                async with database.read() as conn:
+                async with at.database.read() as conn:
                     until = loop.time() + _SNAPSHOT
                     while left and (topic is None or loop.time() < until):
                         topic = left.pop(0)
                         name, _, rest = topic.partition(":")
                         self._tells(topic, await self._asks[name](conn, rest))
             except Exception as error:
-                away = error if isinstance(error, QueueUnavailable) else None
                 if topic is not None:
                     self._fails(topic, error)
-                if topic is None or away:  # without a connection none of the others can be read
-                    for one in left:
+                if topic is None or isinstance(error, QueueUnavailable):
+                    for one in left:  # without a connection none of them can be read
                         self._fails(one, error)
-                    return away
-        return None
+                    left.clear()
+                if isinstance(error, QueueUnavailable):
+                    self._nodes.lost(at, error)
 
     def _tells(self, topic: str, text: str | None) -> None:
         if (one := self._watched.get(topic)) is None:

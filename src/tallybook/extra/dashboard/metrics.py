@@ -31,8 +31,11 @@ def metrics_route(nodes: Nodes, *, token: str | None = None, admits: Callable[[R
 
         Starlette(routes=[metrics_route(nodes, token=os.environ["METRICS_TOKEN"])])
     """
-    if token is not None:
-        _check(token)
+    if token is not None and (not isinstance(token, str) or len(token) < _FEWEST):
+        hint = 'Make one with python -c "import secrets; print(secrets.token_urlsafe(32))"'
+        raise ConfigError("token", "(not shown)", f"must have at least {_FEWEST} characters", hint=hint)
+    if token is not None and (not (token.isascii() and token.isprintable()) or " " in token):
+        raise ConfigError("token", "(not shown)", "has characters that a header cannot carry")
     asked: dict[str, tuple[Asked[Numbers], Shown]] = {}
 
     async def numbers(at: At) -> dict[str, list[Sample]]:
@@ -93,12 +96,3 @@ def knows_token(request: Request, token: str | None) -> bool:
     return (
         token is not None and scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
     )
-
-
-def _check(token: str) -> None:
-    shown = "(not shown)"
-    if not isinstance(token, str) or len(token) < _FEWEST:
-        hint = 'Make one with python -c "import secrets; print(secrets.token_urlsafe(32))"'
-        raise ConfigError("token", shown, f"must have at least {_FEWEST} characters", hint=hint)
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        raise ConfigError("token", shown, "has characters that a header cannot carry")

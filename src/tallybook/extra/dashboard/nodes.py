@@ -88,7 +88,8 @@ class Nodes:
 
     async def _read(self) -> None:
         try:
-            listed = await asyncio.to_thread(self._listed, bool(self._at))
+            every = await asyncio.to_thread(finding.nodes, self.first.conninfo)
+            listed = await asyncio.to_thread(finding.numbered, finding.chosen(every, self._which, again=bool(self._at)))
         except Exception as error:  # the database that has the list is away, or the list is wrong now
             if not self._at:
                 raise
@@ -106,10 +107,6 @@ class Nodes:
         for gone in before.values():
             log.info("node %s is not shown any more: it is not in the list", gone.name)
             await gone.database.close()
-
-    def _listed(self, again: bool) -> tuple[finding.Node, ...]:
-        every = finding.nodes(self.first.conninfo)
-        return finding.numbered(finding.chosen(every, self._which, again=again))
 
     async def named(self, name: str) -> At:
         """Return the node of this name, or the home node for an empty name. Raises UnknownNode."""

@@ -32,15 +32,6 @@ class Look:
     at: float
 
 
-async def _look(conn: Conn, last: Look | None) -> Look:
-    now = await top.read_async(conn, None if last is None else last.reading)
-    if last is not None and time.monotonic() <= last.good_until:
-        return replace(last, reading=now, at=time.monotonic())
-    row = await (await conn.execute(_COMPLETED_TODAY)).fetchone()
-    ended = await run(conn, throughput("1 min"))
-    return Look(now, top.flow(ended), row[0] if row else 0, time.monotonic() + _FLOW_GOOD, time.monotonic())
-
-
 class Readings:
     """The figures of all nodes, or of the one database. Those of a node that is away stay, with their age."""
 
@@ -50,12 +41,7 @@ class Readings:
 
     async def read(self, only: str = "") -> dict[str, Any]:
         """Return the values for the overview. QueueUnavailable if no node has ever answered."""
-
-        async def look(conn: Conn, name: str) -> Look:
-            self.last[name] = found = await _look(conn, self.last.get(name))
-            return found
-
-        said = await self._nodes.ask(look, only)
+        said = await self._nodes.ask(self._look, only)
         found = {one.name: one.value or self.last.get(one.name) for one in said}
         known = {name: look for name, look in found.items() if look is not None}
         if not known:
@@ -67,6 +53,18 @@ class Readings:
         gone = [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None]
         today = sum(one.today for one in known.values())
         return standing(now, rates) | {"today": today, "findings": findings, "gone": gone}
+
+    async def _look(self, conn: Conn, name: str) -> Look:
+        last = self.last.get(name)
+        now = await top.read_async(conn, None if last is None else last.reading)
+        if last is not None and time.monotonic() <= last.good_until:
+            self.last[name] = found = replace(last, reading=now, at=time.monotonic())
+            return found
+        row = await (await conn.execute(_COMPLETED_TODAY)).fetchone()
+        ended = await run(conn, throughput("1 min"))
+        found = Look(now, top.flow(ended), row[0] if row else 0, time.monotonic() + _FLOW_GOOD, time.monotonic())
+        self.last[name] = found
+        return found
 
     def age(self, name: str) -> float | None:
         """Return the age of a node's figures in seconds; None if there are none."""
