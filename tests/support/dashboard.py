@@ -15,7 +15,7 @@ from psycopg import sql
 from starlette.routing import Route
 
 from tallybook.extra.dashboard.access import Session
-from tallybook.extra.dashboard.gate import CSP
+from tallybook.extra.dashboard.site import CSP
 from tallybook.extra.dashboard.users import hashed
 from tallybook.web import Site
 
