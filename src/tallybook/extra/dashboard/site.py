@@ -45,7 +45,7 @@ _LARGEST_FORM = 256 * 1024
 _OPEN = ("/login", "/healthz", "/readyz")  # paths without access check, in addition to static files
 _UNREADABLE = "This address cannot be read."
 NOUNS = (
-    "overview", "queues", "jobs", "job", "dead", "subjects", "schedules", "workers", "limits", "providers",
+    "overview", "queues", "jobs", "job", "subjects", "schedules", "workers", "limits", "providers",
     "maintenance", "audit",
 )  # fmt: skip
 """The nouns, with one module each under pages/."""
