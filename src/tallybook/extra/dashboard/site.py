@@ -45,8 +45,7 @@ _LARGEST_FORM = 256 * 1024
 _OPEN = ("/login", "/healthz", "/readyz")  # paths without access check, in addition to static files
 _UNREADABLE = "This address cannot be read."
 NOUNS = (
-    "overview", "queues", "jobs", "job", "subjects", "schedules", "workers", "limits", "providers",
-    "maintenance", "audit",
+    "overview", "queues", "jobs", "job", "subjects", "schedules", "workers", "limits", "providers", "maintenance",
 )  # fmt: skip
 """The nouns, with one module each under pages/."""
 
@@ -66,7 +65,7 @@ class Site(Shared):
             ),
             *health_routes(self.nodes),
         ]
-        for noun in ("entrance", *NOUNS, *(["nodes"] if self.nodes.many else [])):
+        for noun in ("entrance", *NOUNS):
             module = import_module(f"tallybook.extra.dashboard.pages.{noun}")
             routes += module.pages.routes
             if hasattr(module, "topics"):
