@@ -44,10 +44,9 @@ _HEADERS = {
 _LARGEST_FORM = 256 * 1024
 _OPEN = ("/login", "/healthz", "/readyz")  # paths without access check, in addition to static files
 _UNREADABLE = "This address cannot be read."
-NOUNS = (
-    "overview", "queues", "jobs", "job", "subjects", "schedules", "workers", "limits", "providers", "maintenance",
+_PAGES = (
+    "entrance", "overview", "queues", "jobs", "job", "subjects", "schedules", "limits", "providers", "maintenance",
 )  # fmt: skip
-"""The nouns, with one module each under pages/."""
 
 
 class Site(Shared):
@@ -65,8 +64,8 @@ class Site(Shared):
             ),
             *health_routes(self.nodes),
         ]
-        for noun in ("entrance", *NOUNS):
-            module = import_module(f"tallybook.extra.dashboard.pages.{noun}")
+        for name in _PAGES:
+            module = import_module(f"tallybook.extra.dashboard.pages.{name}")
             routes += module.pages.routes
             if hasattr(module, "topics"):
                 module.topics(self)
