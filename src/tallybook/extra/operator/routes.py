@@ -1,7 +1,6 @@
 """The table of endpoints, used to serve requests, to build the OpenAPI document and to check the docs page.
 
-Endpoints of jobs and of dead letters are in modules of their own; those of queues, schedules, workers and the audit are
-here.
+The endpoints of jobs and dead letters are in `jobs`; those of queues, schedules, workers and the audit are here.
 """
 
 import re
@@ -15,7 +14,7 @@ from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook._db.verb import run
 from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.operator import dead_letters, fields, jobs
+from tallybook.extra.operator import fields, jobs
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
 from tallybook.extra.operator.problems import Problem
 
@@ -147,7 +146,7 @@ _AUDIT = record(
 
 NODE = fields.text("node", "The node, if the API serves several.", most=64, example="south")
 _ALL = (
-    *jobs.OPERATIONS, *dead_letters.OPERATIONS,
+    *jobs.OPERATIONS,
     Operation(
         "list_queues", "/queues", "read", "List all queues with their settings.",
         answer=listed("queues", _QUEUE_INFO), reads=_queues,
