@@ -21,8 +21,8 @@ from tallybook.extra.dashboard.access import Access, Sessions, Visit
 from tallybook.extra.dashboard.asked import job_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
 from tallybook.extra.dashboard.live import Live
+from tallybook.extra.dashboard.metrics import Readings
 from tallybook.extra.dashboard.nodes import At, Nodes
-from tallybook.extra.dashboard.readings import Readings
 from tallybook.extra.dashboard.render import address, environment
 from tallybook.extra.dashboard.users import User
 
