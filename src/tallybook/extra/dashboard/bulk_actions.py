@@ -17,9 +17,9 @@ from tallybook._db.driver import QueryCanceled, Rollback
 from tallybook._db.jobs import STATES
 from tallybook._model.job_info import JobDone
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
-from tallybook.extra.dashboard.asked import job_of, number_of, text_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn, rows
 from tallybook.extra.dashboard.nodes import At
+from tallybook.extra.dashboard.texts import job_of, number_of, text_of
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 MOST = 10_000  # jobs of a preview and its action

@@ -18,12 +18,11 @@ from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
 from tallybook._db.nodes import Answer, node_of
 from tallybook._db.verb import Verb, run
 from tallybook.extra.dashboard.access import Access, Sessions, Visit
-from tallybook.extra.dashboard.asked import job_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
 from tallybook.extra.dashboard.live import Live
 from tallybook.extra.dashboard.metrics import Readings
 from tallybook.extra.dashboard.nodes import At, Nodes
-from tallybook.extra.dashboard.render import address, environment
+from tallybook.extra.dashboard.texts import address, environment, job_of
 from tallybook.extra.dashboard.users import User
 
 T = TypeVar("T")

@@ -12,10 +12,10 @@ from tallybook._db.calls import STATE
 from tallybook._db.driver import InsufficientPrivilege
 from tallybook._model.job_info import JobInfo, Reason, TraceEvent
 from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
-from tallybook.extra.dashboard.asked import WRONG, job_of, links_of, number_of, text_of
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.redact import error_view, error_views
+from tallybook.extra.dashboard.texts import WRONG, job_of, links_of, number_of, text_of
 from tallybook.extra.dashboard.view import Act, Pages, Shared, View
 
 pages = Pages()

@@ -17,10 +17,10 @@ from tallybook._model.job_info import JobLine, JobPage
 from tallybook._model.merged import END, Part, goes_on, merged, places
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard import bulk_actions
-from tallybook.extra.dashboard.asked import WRONG, job_of, links_of, text_of, when_of
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.live import MOST_TOPICS
 from tallybook.extra.dashboard.redact import error_view
+from tallybook.extra.dashboard.texts import WRONG, job_of, links_of, text_of, when_of
 from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()

@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from tallybook._model.maintenance import LEVELS, AuditRow
 from tallybook._model.merged import Part, Row, goes_on, merged, places
-from tallybook.extra.dashboard.asked import job_of, text_of
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.redact import redact
+from tallybook.extra.dashboard.texts import job_of, text_of
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()

@@ -13,7 +13,7 @@ from tallybook._model.counting import Level, added
 from tallybook.errors import QueueUnavailable
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.metrics import STATES
-from tallybook.extra.dashboard.render import moment
+from tallybook.extra.dashboard.texts import moment
 from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()

@@ -8,10 +8,10 @@ from starlette.responses import RedirectResponse, Response
 from tallybook._db import subjects as calls
 from tallybook._db.verb import run
 from tallybook.errors import InvalidArgument
-from tallybook.extra.dashboard.asked import WRONG, text_of, time_to_come
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.pages.job import cancelled, events_of
 from tallybook.extra.dashboard.redact import error_view
+from tallybook.extra.dashboard.texts import WRONG, text_of, time_to_come
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
