@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
+from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tallybook._db import doctor
@@ -45,9 +46,8 @@ _LIMITS_OF_STANDBY = f"{_LIMITS}, {LAG}"
 
 
 async def rows(conn: Conn, query: str, *values: Any, **named: Any) -> list[dict[str, Any]]:
-    cursor = await conn.execute(query.encode(), named or values)
-    names = [column.name for column in cursor.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
+    cursor = conn.cursor(row_factory=dict_row)
+    return await (await cursor.execute(query.encode(), named or values)).fetchall()
 
 
 class _Limited(psycopg.AsyncConnection[tuple[Any, ...]]):

@@ -24,7 +24,7 @@ Place = Callable[[str], Awaitable[At]]
 MOST_VIEWERS = 1000
 MOST_TOPICS = 500  # different topics of all viewers: each is read once a second
 _BEAT = 15.0
-_HEALTH = "live"  # the event that every viewer gets: "ok", or "stale" while one of its topics cannot be read
+_HEALTH = "live"  # the event of every viewer: "ok" once its topics are read, "stale" while one of them cannot be
 _RETRY = 3000
 _BREATH = 0.1  # minimum seconds between two readings, regardless of new viewers
 _SNAPSHOT = 1.0  # seconds after which a reading continues in a new transaction: many topics must not delay vacuum
@@ -54,10 +54,8 @@ class Live:
 
     def __init__(self, nodes: Nodes, *, every: float = 1.0) -> None:
         self._nodes, self._every = nodes, every
-        self._asks: dict[str, Ask] = {}
-        self._place: dict[str, Place] = {}
-        self._over: dict[str, AskAll] = {}
-        self._each: set[str] = set()
+        self._asks: dict[str, tuple[Ask, Place]] = {}
+        self._over: dict[str, tuple[AskAll, bool]] = {}  # with whether a text may follow the name
         self._watched: dict[str, _Topic] = {}
         self._news = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
@@ -67,17 +65,15 @@ class Live:
 
     def topic(self, name: str, ask: Ask, place: Place | None = None) -> None:
         """Register a topic that reads one database: the only one, or the node that `place` returns."""
-        self._asks[name], self._place[name] = ask, place or (lambda _: self._nodes.named(""))
+        self._asks[name] = ask, place or (lambda _: self._nodes.named(""))
 
     def over(self, name: str, ask: AskAll, *, each: bool = False) -> None:
         """Register a topic that reads all nodes, or the one after the colon. With `each`, any text may follow that."""
-        self._over[name] = ask
-        if each or self._nodes.many:
-            self._each.add(name)
+        self._over[name] = ask, each or self._nodes.many
 
     def knows(self, topic: str) -> bool:
         name, colon, _ = topic.partition(":")
-        is_one = name in self._asks or (name in self._over and (not colon or name in self._each))
+        is_one = name in self._asks or (name in self._over and (not colon or self._over[name][1]))
         return is_one and len(topic) <= 200 and topic.isprintable()
 
     async def watch(self, topics: Iterable[str]) -> AsyncIterator[bytes]:
@@ -99,7 +95,7 @@ class Live:
         if topics and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll(), name="tallybook live")
         seen: dict[str, int] = {}
-        health = b""
+        health = ""
         try:
             yield f"retry: {_RETRY}\n\n".encode()
             while loop.time() < until:
@@ -108,9 +104,11 @@ class Live:
                     if one.version > seen.get(topic, 0):
                         seen[topic] = one.version
                         yield one.event
-                if (now := _health(watched.values())) and now != health:
+                failing = any(one.failing for one in watched.values())
+                now = "stale" if failing else "ok"
+                if now != health and (failing or all(one.asked for one in watched.values())):
                     health = now
-                    yield health
+                    yield _event(_HEALTH, health)
                 try:
                     async with asyncio.timeout(_BEAT):
                         await news.wait()
@@ -146,12 +144,12 @@ class Live:
         for topic, name, rest in topics:
             if name in self._asks:
                 try:
-                    at = await self._place[name](rest)
+                    at = await self._asks[name][1](rest)
                 except TallybookError as error:
                     self._fails(topic, error)
                 else:
                     places.setdefault(at.name, (at, []))[1].append(topic)
-        over = [(topic, self._over[name], rest) for topic, name, rest in topics if name in self._over]
+        over = [(topic, self._over[name][0], rest) for topic, name, rest in topics if name in self._over]
         if self._nodes.many:
             await asyncio.gather(self._ask_over(over), *(self._ask_at(at, these) for at, these in places.values()))
             return
@@ -182,7 +180,7 @@ class Live:
                     while left and (topic is None or loop.time() < until):
                         topic = left.pop(0)
                         name, _, rest = topic.partition(":")
-                        self._tells(topic, await self._asks[name](conn, rest))
+                        self._tells(topic, await self._asks[name][0](conn, rest))
             except Exception as error:
                 if topic is not None:
                     self._fails(topic, error)
@@ -214,13 +212,6 @@ class Live:
     async def close(self) -> None:
         if self._poller is not None:
             await end([self._poller])
-
-
-def _health(topics: Iterable[_Topic]) -> bytes:
-    """Return the health event for these topics, empty until all of them have been read."""
-    if any(one.failing for one in topics):
-        return _event(_HEALTH, "stale")
-    return _event(_HEALTH, "ok") if all(one.asked for one in topics) else b""
 
 
 def _event(topic: str, text: str) -> bytes:

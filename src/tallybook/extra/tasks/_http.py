@@ -140,7 +140,8 @@ def _content_of(call: Call, answer: Answer) -> dict[str, Any]:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:  # the database cannot store this text
-        return {"base64": base64.b64encode(call.mask.data(answer.body)).decode()}
+        masked = call.mask.text(answer.body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        return {"base64": base64.b64encode(masked).decode()}
     return {"text": call.mask.text(text)}
 
 

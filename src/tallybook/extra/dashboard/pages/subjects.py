@@ -162,25 +162,25 @@ async def move(act: Act) -> str:
     return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
 
 
-async def _job_of(act: Act, task: str, name: str, queue: str | None) -> int:
+async def _job_of(act: Act) -> tuple[int, dict[str, Any]]:
+    """Return the job of a subject, and the target of an action on it for the audit."""
+    task, name, queue = _subject(act)
     found = await run(act.conn, calls.get(task, name, queue))
     if found is None:
         raise InvalidArgument(_NONE)
-    return found.job_id
+    return found.job_id, {"task": task, "subject": name, "job": found.job_id}
 
 
 @pages.action("/subject/retry")
 async def retry(act: Act) -> str:
-    task, name, queue = _subject(act)
-    job = await _job_of(act, task, name, queue)
+    job, target = await _job_of(act)
     attempt = await act.app.retry(job).on(act.conn)
-    await act.audit("subject.retry", {"task": task, "subject": name, "job": job}, {"attempt": attempt})
+    await act.audit("subject.retry", target, {"attempt": attempt})
     return "It is active again and runs at once."
 
 
 @pages.action("/subject/cancel")
 async def cancel(act: Act) -> str:
     """Cancel the job of a subject, which ends the subject until its next push."""
-    task, name, queue = _subject(act)
-    job = await _job_of(act, task, name, queue)
-    return await cancelled(act, job, "Its job", "subject.cancel", {"task": task, "subject": name, "job": job})
+    job, target = await _job_of(act)
+    return await cancelled(act, job, "Its job", "subject.cancel", target)
