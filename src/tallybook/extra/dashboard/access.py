@@ -150,7 +150,6 @@ def _hostname(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or an address is a loopback one."""
     if host.lower() == "localhost" or host.lower().endswith(".localhost"):
         return True
     try:

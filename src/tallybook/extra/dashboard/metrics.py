@@ -59,12 +59,19 @@ class Readings:
         if not known:
             raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
         now = top.merged({name: one.reading for name, one in known.items()}) if self._nodes.many else known[""].reading
-        rates = top.added([one.value.rates for one in said if one.value]) if self._nodes.many else known[""].rates
         seen = [(at, one) for at in await self._nodes.chosen(only) for one in at.database.examination.last()]
         findings = [(at.name, one) for at, one in seen if at.away is None and not one.good and one.name not in _SHOWN]
-        gone = [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None]
-        today = sum(one.today for one in known.values())
-        return standing(now, rates) | {"today": today, "findings": findings, "gone": gone}
+        queues = sorted(now.queues.values(), key=lambda one: one["name"])
+        queues.sort(key=lambda one: one["available"] + one["running"] + one["dead"], reverse=True)
+        return {
+            "now": now, "rates": top.added([one.value.rates for one in said if one.value]), "findings": findings,
+            "total": {state: sum(one[state] or 0 for one in queues) for state in STATES},
+            "queues": queues[:_MOST_QUEUES], "more_queues": max(0, len(queues) - _MOST_QUEUES),
+            "paused": [(one["name"], one.get("node")) for one in queues if one["paused_at"]],
+            "silent": [one for one in now.workers if one["silent"]],
+            "today": sum(one.today for one in known.values()),
+            "gone": [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None],
+        }  # fmt: skip
 
     async def _look(self, conn: Conn, name: str) -> Look:
         last = self.last.get(name)
@@ -96,18 +103,6 @@ class Readings:
         sums |= {"open": sums["available"] + sums["running"], "queues": len({one["name"] for one in queues})}
         sums["workers"] = sum(one.reading.alive for one in found)
         return json.dumps({"at": at, "completed": rates.completed, "failed": rates.failed, **sums})
-
-
-def standing(now: top.Reading, rates: top.Rates) -> dict[str, Any]:
-    queues = sorted(now.queues.values(), key=lambda one: one["name"])
-    queues.sort(key=lambda one: one["available"] + one["running"] + one["dead"], reverse=True)
-    total = {state: sum(one[state] or 0 for one in queues) for state in STATES}
-    return {
-        "now": now, "rates": rates, "total": total,
-        "queues": queues[:_MOST_QUEUES], "more_queues": max(0, len(queues) - _MOST_QUEUES),
-        "paused": [(one["name"], one.get("node")) for one in queues if one["paused_at"]],
-        "silent": [one for one in now.workers if one["silent"]],
-    }  # fmt: skip
 
 
 _FEWEST = 16

@@ -63,7 +63,6 @@ def duration(value: timedelta | float | int | None) -> str:
 
 
 def number(value: float | int | None) -> str:
-    """Return a number with commas between its thousands."""
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 

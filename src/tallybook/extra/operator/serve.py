@@ -162,7 +162,6 @@ class OperatorApi:
         return _json(merged(operation, ask, found, [one.name for one in away]))
 
     async def _chosen(self, operation: Operation, ask: Ask) -> list[At]:
-        """Return the nodes to send the request to."""
         node = ask.get("node", "")
         if "job" in ask.values:
             return [await self._nodes.of_job(ask["job"])]

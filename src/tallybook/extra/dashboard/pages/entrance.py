@@ -19,7 +19,6 @@ _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 @pages.page("/login")
 async def login(view: View) -> Response:
-    """Show the form; redirect a user who is already logged in."""
     if view.site.access.users is None or view.visit.user is not None:
         return RedirectResponse(view.url("/"), 303)
     return view.render("login.html", problem=None, name="", next=view.asked("next"))

@@ -19,7 +19,6 @@ from tallybook.extra.dashboard.texts import WRONG, job_of, links_of, number_of, 
 from tallybook.extra.dashboard.view import Act, Pages, Shared, View
 
 pages = Pages()
-
 _MOST_EVENTS = 200
 _ATTEMPTS = """\
 select a.attempt, a.state, a.worker, a.worker_id, a.started_at, a.ended_at from tallybook.attempt as a
@@ -104,7 +103,6 @@ async def job(view: View) -> Response:
 
 @pages.page("/trace")
 async def trace(view: View) -> Response:
-    """Show all events of links, a subject or a unique key, over all jobs and queues."""
     asked: dict[str, Any] = {name: view.asked(name) for name in ("subject", "unique", "task")}
     asked["link"] = view.asked_all("link")
     problem, events, most = None, None, _MOST_EVENTS

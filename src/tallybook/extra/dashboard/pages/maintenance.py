@@ -14,7 +14,6 @@ from tallybook.extra.dashboard.texts import job_of, text_of
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
-
 _SCHEMA = """\
 select i.version, i.works_from, i.node, i.installed_at, i.migrated_at, current_setting('server_version') as server
   from tallybook.installed as i"""
@@ -93,7 +92,6 @@ async def audit(view: View) -> Response:
 
 
 def _words(values: dict[str, Any]) -> str:
-    """Return values as readable text: name value, name value."""
     said = []
     for name, value in redact(values).items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

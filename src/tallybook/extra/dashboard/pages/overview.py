@@ -17,7 +17,6 @@ from tallybook.extra.dashboard.texts import moment
 from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()
-
 _SPANS = {
     "15m": ("15 min", 900, 60),
     "3h": ("3 h", 10_800, 300),
@@ -98,7 +97,6 @@ async def _standing(site: Shared) -> list[dict[str, object]]:
 
 @pages.page("/nodes")
 async def nodes(view: View) -> Response:
-    """Show for each node whether it answers, the age of its figures, its jobs and its lag."""
     if not view.site.nodes.many:
         raise HTTPException(404)
     return view.render("nodes.html", nodes=await _standing(view.site))

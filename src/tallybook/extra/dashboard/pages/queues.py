@@ -23,7 +23,6 @@ from tallybook.extra.dashboard.pages.overview import spans_of
 from tallybook.extra.dashboard.view import Act, Pages, Shared, View
 
 pages = Pages()
-
 _ORDERS = ("name", "available", "running", "scheduled", "dead", "oldest")
 _PAGE = 100
 _LONGEST = 20.0  # seconds in which a request may begin batches
@@ -54,7 +53,6 @@ select w.id, w.name, nullif(w.seen_at, '-infinity') as seen_at,
 
 @pages.page("/queues")
 async def queues(view: View) -> Response:
-    """Show all queues, filtered by a part of the name, in a chosen order, a hundred per page."""
     part, order = view.asked("q").lower(), view.asked("order", "available")
     order = order if order in _ORDERS else "available"
 

@@ -15,7 +15,6 @@ from tallybook.extra.dashboard.texts import WRONG, text_of, time_to_come
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
-
 _NONE = "There is no such subject."
 _PAGE = 100
 _LOOKED = 500  # subjects that one page reads at most
