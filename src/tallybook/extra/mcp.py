@@ -18,7 +18,6 @@ from typing import Any
 
 from mcp import types
 from mcp.server import Server
-from mcp.server.context import ServerRequestContext
 from mcp.server.stdio import stdio_server
 
 from tallybook import __version__
@@ -162,7 +161,7 @@ class Tools:
         self._key = Key(by, token_hex(32), ("admin",))  # never used to sign: it carries the name and the rights
         self._lifetime = lifetime
         self._previews: dict[str, tuple[tuple[str, Mapping[str, Any]], Outcome, float]] = {}
-        self._database = Database(app, max_size=2)
+        self._database = Database(app, None, 2)
 
     def server(self) -> Server[Any]:
         """Make a server with these tools, not connected to a client yet."""
@@ -183,13 +182,11 @@ class Tools:
     async def close(self) -> None:
         await self._database.close()
 
-    async def _list(
-        self, _: ServerRequestContext[Any], __: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
+    async def _list(self, _: Any, __: Any) -> types.ListToolsResult:
         tools = [_tool(one) for one in OPERATION.values() if one.changes is None or one.name in self._allowed]
         return types.ListToolsResult(tools=tools)
 
-    async def _call(self, _: ServerRequestContext[Any], params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def _call(self, _: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:
             answer = await self._answer(params.name, dict(params.arguments or {}))
             return _said(shown(bounded(redact(answer)), MOST, indent=None))

@@ -178,6 +178,6 @@ def health_routes(nodes: Nodes) -> list[Route]:
 def knows_token(request: Request, token: str | None) -> bool:
     """Return whether the request has this bearer token, in constant time."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return (
-        token is not None and scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
-    )
+    if token is None or scheme.lower() != "bearer":
+        return False
+    return hmac.compare_digest(given.strip().encode(), token.encode())

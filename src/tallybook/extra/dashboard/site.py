@@ -59,10 +59,8 @@ class Site(Shared):
         routes: list[Mount | Route] = [
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static"),
             # A user who may view the dashboard may also read its metrics.
-            metrics_route(
-                self.nodes, token=metrics_token, admits=lambda request: request.scope["tallybook"].user is not None
-            ),
-            *health_routes(self.nodes),
+            metrics_route(nodes, token=metrics_token, admits=lambda asked: asked.scope["tallybook"].user is not None),
+            *health_routes(nodes),
         ]
         for name in _PAGES:
             module = import_module(f"tallybook.extra.dashboard.pages.{name}")
@@ -185,12 +183,11 @@ class Site(Shared):
         return View(request, self).refused(error.status_code, message)
 
     async def _error(self, request: Request, error: Exception) -> Response:
-        status, message, hint = self.explain(error)
+        status, why, hint = self.explain(error)
         if status == 500:
             log.exception("the page %s failed", request.url.path, exc_info=error)
-        return View(request, self).render(
-            "error.html", status=status, title="This did not work", message=message, hint=hint
-        )
+        view = View(request, self)
+        return view.render("error.html", status=status, title="This did not work", message=why, hint=hint)
 
 
 async def _form(request: Request) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from tallybook.extra.dashboard.access import Access, Sessions, Visit
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
 from tallybook.extra.dashboard.live import Live
 from tallybook.extra.dashboard.metrics import Readings
-from tallybook.extra.dashboard.nodes import At, Nodes
+from tallybook.extra.dashboard.nodes import At, Nodes, Question
 from tallybook.extra.dashboard.texts import address, environment, job_of
 from tallybook.extra.dashboard.users import User
 
@@ -120,7 +120,7 @@ class View:
         async with at.database.read() as conn:
             yield conn
 
-    async def ask(self, question: Callable[[Conn, str], Awaitable[T]]) -> dict[str, T]:
+    async def ask(self, question: Question[T]) -> dict[str, T]:
         """Return the answers by name of node, or that of the node in the address. QueueUnavailable if none answers."""
         found, self.away = await self.site.nodes.answered(question, self.asked("node"))
         return found
@@ -153,10 +153,9 @@ class View:
     def here_on(self, node: str) -> str:
         """Return the address of this page for another node, or for all, from its first page on."""
         given = self.request.query_params
-        asked = {
-            name: given.getlist(name) for name in given if name not in ("node", "from") and not name.startswith("after")
-        }
-        return self.url(self.request.url.path.removeprefix(self.visit.root), **{**asked, "node": node})
+        kept = [name for name in given if name not in ("node", "from") and not name.startswith("after")]
+        asked: dict[str, Any] = {name: given.getlist(name) for name in kept}
+        return self.url(self.request.url.path.removeprefix(self.visit.root), **asked, node=node)
 
     @property
     def here(self) -> str:

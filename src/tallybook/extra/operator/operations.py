@@ -1,6 +1,6 @@
 """The endpoint as one value: the server runs it, and the OpenAPI document is built from it."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -136,9 +136,7 @@ def listed(name: str, item: Shape) -> Shape:
     return record(**{name: ({"type": "array", "items": item.schema}, [item.example])})
 
 
-def merged(
-    operation: Operation, ask: Ask, found: Mapping[str, Mapping[str, Any]], away: Sequence[str]
-) -> dict[str, Any]:
+def merged(operation: Operation, ask: Ask, found: dict[str, dict[str, Any]], away: list[str]) -> dict[str, Any]:
     """Merge the answers of several nodes: each row has its `node`, and `away` lists the nodes that did not answer."""
     ((name, _),) = next(iter(found.values())).items()
     rows = [{**row, "node": node} for node, answer in found.items() for row in answer[name]]
@@ -147,7 +145,7 @@ def merged(
         # Not as texts: a whole second has no fraction. Ids put jobs of one instant in the order of the pages.
         rows.sort(key=lambda row: (datetime.fromisoformat(row[by]), row.get("job")), reverse=True)
         rows = rows[: ask.get(most, 50)]
-    return {name: rows, "away": list(away)}
+    return {name: rows, "away": away}
 
 
 def plain(value: Any) -> Any:

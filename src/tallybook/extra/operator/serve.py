@@ -75,7 +75,7 @@ def operator_api(
         uvicorn.run(operator_api(app, keys="/etc/tallybook/keys.toml"), port=8801)
     """
     given = read_keys(keys) if isinstance(keys, str | os.PathLike) else keys
-    return OperatorApi(app, KeyRing(given), Nodes(app, dsn=dsn, which=nodes, max_size=max_size), read_only=read_only)
+    return OperatorApi(app, KeyRing(given), Nodes(app, dsn=dsn, which=nodes, most=max_size), read_only=read_only)
 
 
 def beside(site: ASGIApp, api: OperatorApi) -> ASGIApp:

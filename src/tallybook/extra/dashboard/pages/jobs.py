@@ -19,12 +19,13 @@ from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.live import MOST_TOPICS
+from tallybook.extra.dashboard.nodes import Question
 from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.texts import WRONG, job_of, links_of, text_of, when_of
 from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()
-Ask = Callable[[Callable[[Conn, str], Awaitable[Any]]], Awaitable[dict[str, Any]]]
+Ask = Callable[[Question[Any]], Awaitable[dict[str, Any]]]
 """Calls a function for the nodes and returns the answers by name."""
 
 _PAGE = 50
@@ -143,7 +144,7 @@ def topics(site: Shared) -> None:
         params = QueryParams(address)
         only = params.get("node", "")
 
-        async def ask(question: Callable[[Conn, str], Awaitable[Any]]) -> dict[str, Any]:
+        async def ask(question: Question[Any]) -> dict[str, Any]:
             return (await site.nodes.answered(question, only))[0]
 
         found = List(site, ask, params)

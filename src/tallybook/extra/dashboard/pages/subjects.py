@@ -119,14 +119,12 @@ async def subject(view: View) -> Response:
             if len(named) > 1 and not queue:
                 return RedirectResponse(view.url("/subjects", task=task, prefix=name), 303)
             found = named[0] if named else None
-            events = await view.app.jobs.trace(**wanted, max_events=200, newest_first=True).on(conn)
+            trace = await view.app.jobs.trace(**wanted, max_events=200, newest_first=True).on(conn)
             own = found["scope"] if found else ""
-            events = [event for event in events if not own or event.queue == own]
+            events = events_of([event for event in trace if not own or event.queue == own])
     error = error_view(found["error"]) if found and found["error"] else None
     status = 200 if found or events else 404
-    return view.render(
-        "subject.html", status=status, one=found, task=task, name=name, events=events_of(events), error=error
-    )
+    return view.render("subject.html", status=status, one=found, task=task, name=name, events=events, error=error)
 
 
 def _subject(act: Act) -> tuple[str, str, str | None]:
