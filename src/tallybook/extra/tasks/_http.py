@@ -24,7 +24,6 @@ from tallybook.extra.tasks._outbound import Answer, Call, body_of, checked_url
 from tallybook.extra.tasks._provider import Registry, option, quiet, ready_made
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_MOST = 256_000
 _KEPT = ("content-type", "date", "etag", "last-modified", "link", "location", "retry-after", "x-request-id")
 _NUMBER = re.compile(r"\+?[0-9]{3,15}")
 _MOST_TEXT = 1600
@@ -76,7 +75,7 @@ async def http(
         ours["Content-Type"] = content_type or ("application/json" if text is None else "text/plain; charset=utf-8")
     if method in ("POST", "PATCH"):
         ours["Idempotency-Key"] = idempotency_key or f"job_{ctx.job_id}"
-    answer = await call.make(ctx, method, content, ours, more=headers, most=_MOST, cut=False)
+    answer = await call.make(ctx, method, content, ours, more=headers)
     if not (200 <= answer.status < 300 or answer.status in (expect or ())):
         raise call.refusal(answer)
     if answer.headers.get("content-encoding", "identity").lower() != "identity":
@@ -116,7 +115,7 @@ async def sms(
     else:
         kind, content = "application/json", body_of(who, body, None, needed=True) or b""
     ours = {"Content-Type": kind, "Idempotency-Key": idempotency_key or f"job_{ctx.job_id}"}
-    answer = await call.make(ctx, "POST", content, ours, most=_MOST_SHOWN, cut=True)
+    answer = await call.make(ctx, "POST", content, ours, cut=_MOST_SHOWN)
     if not 200 <= answer.status < 300:
         raise call.refusal(answer)
     return {"status": answer.status, **_content_of(call, answer)}
@@ -196,7 +195,7 @@ async def webhook(
     at = str(int(time.time()))
     ours = {"Content-Type": content_type, "webhook-id": message_id, "webhook-timestamp": at}
     ours["webhook-signature"] = _signatures(secret, (message_id, at), content, option(found, "signing_secret"))
-    answer = await call.make(ctx, "POST", content, ours, more=headers, most=_MOST_SHOWN, cut=True)
+    answer = await call.make(ctx, "POST", content, ours, more=headers, cut=_MOST_SHOWN)
     if 200 <= answer.status < 300:
         said = call.mask.text(answer.text()).replace("\0", "\ufffd")[:_MOST_KEPT]  # the database cannot store a NUL
         return {"status": answer.status, "webhook_id": message_id, "answer": said}
