@@ -25,11 +25,9 @@ MOST_VIEWERS = 1000
 MOST_TOPICS = 500  # different topics of all viewers: each is read once a second
 _BEAT = 15.0
 _HEALTH = "live"  # the event of every viewer: "ok" once its topics are read, "stale" while one of them cannot be
-_RETRY = 3000
 _BREATH = 0.1  # minimum seconds between two readings, regardless of new viewers
 _SNAPSHOT = 1.0  # seconds after which a reading continues in a new transaction: many topics must not delay vacuum
 _AGE = 600.0  # seconds after which a viewer must reconnect, so that a user who has lost access stops seeing updates
-_AGAIN = 100
 _BREAK = re.compile(r"\r\n|\r|\n")
 
 
@@ -41,12 +39,27 @@ class TooManyViewers(Exception):
 class _Topic:
     """A topic with viewers, and its newest text. A later viewer must not get an outdated text, so both go together."""
 
+    topic: str
+    name: str
+    rest: str  # what follows the name and a colon
     viewers: int = 0
     asked: bool = False
     failing: bool = False
     text: str | None = None
     event: bytes = b""
-    version: int = 0
+
+    def tells(self, text: str | None) -> None:
+        if self.failing:
+            log.info("the live view reads %s again", self.name)
+        self.asked, self.failing = True, False
+        if text is not None and self.text != text:
+            self.text, self.event = text, _event(self.topic, text)
+
+    def fails(self, error: Exception) -> None:
+        """Mark the topic as failing; log that once, not every second."""
+        if not self.failing:
+            log.warning("the live view cannot read %s: %s", self.name, type(error).__name__)
+        self.asked = self.failing = True
 
 
 class Live:
@@ -59,7 +72,6 @@ class Live:
         self._watched: dict[str, _Topic] = {}
         self._news = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
-        self._version = 0
         self._wanted = asyncio.Event()
         self.viewers = self.polls = 0
 
@@ -88,25 +100,26 @@ class Live:
         loop = asyncio.get_running_loop()
         until = loop.time() + _AGE
         self.viewers += 1
-        watched = {topic: self._watched.setdefault(topic, _Topic()) for topic in topics}
-        for one in watched.values():
+        new = {topic: _Topic(topic, *topic.partition(":")[::2]) for topic in topics}
+        watched = [self._watched.setdefault(topic, one) for topic, one in new.items()]
+        for one in watched:
             one.viewers += 1
         self._wanted.set()
         if topics and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll(), name="tallybook live")
-        seen: dict[str, int] = {}
+        seen: dict[str, bytes] = {}
         health = ""
         try:
-            yield f"retry: {_RETRY}\n\n".encode()
+            yield b"retry: 3000\n\n"
             while loop.time() < until:
                 news = self._news  # read before the topics, so that any later text wakes this stream
-                for topic, one in watched.items():
-                    if one.version > seen.get(topic, 0):
-                        seen[topic] = one.version
+                for one in watched:
+                    if one.event != seen.get(one.topic, b""):
+                        seen[one.topic] = one.event
                         yield one.event
-                failing = any(one.failing for one in watched.values())
+                failing = any(one.failing for one in watched)
                 now = "stale" if failing else "ok"
-                if now != health and (failing or all(one.asked for one in watched.values())):
+                if now != health and (failing or all(one.asked for one in watched)):
                     health = now
                     yield _event(_HEALTH, health)
                 try:
@@ -114,13 +127,13 @@ class Live:
                         await news.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
-            yield f"retry: {_AGAIN}\n\n".encode()
+            yield b"retry: 100\n\n"
         finally:
             self.viewers -= 1
-            for topic, one in watched.items():
+            for one in watched:
                 one.viewers -= 1
                 if not one.viewers:
-                    del self._watched[topic]
+                    del self._watched[one.topic]
 
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
@@ -139,17 +152,17 @@ class Live:
 
     async def _ask_all(self) -> None:
         self.polls += 1
-        topics = [(topic, *topic.partition(":")[::2]) for topic in list(self._watched)]
-        places: dict[str, tuple[At, list[str]]] = {}
-        for topic, name, rest in topics:
-            if name in self._asks:
-                try:
-                    at = await self._asks[name][1](rest)
-                except TallybookError as error:
-                    self._fails(topic, error)
-                else:
-                    places.setdefault(at.name, (at, []))[1].append(topic)
-        over = [(topic, self._over[name][0], rest) for topic, name, rest in topics if name in self._over]
+        over, places = list[_Topic](), dict[str, tuple[At, list[_Topic]]]()
+        for topic in list(self._watched.values()):
+            if topic.name in self._over:
+                over.append(topic)
+                continue
+            try:
+                at = await self._asks[topic.name][1](topic.rest)
+            except TallybookError as error:
+                topic.fails(error)
+            else:
+                places.setdefault(at.name, (at, []))[1].append(topic)
         if self._nodes.many:
             await asyncio.gather(self._ask_over(over), *(self._ask_at(at, these) for at, these in places.values()))
             return
@@ -157,19 +170,19 @@ class Live:
         for at, these in places.values():
             await self._ask_at(at, these)
 
-    async def _ask_over(self, topics: list[tuple[str, AskAll, str]]) -> None:
+    async def _ask_over(self, topics: list[_Topic]) -> None:
         """Read these topics one after another, because they share readings."""
-        for topic, ask, rest in topics:
+        for topic in topics:
             try:
-                self._tells(topic, await ask(rest))
+                topic.tells(await self._over[topic.name][0](topic.rest))
             except Exception as error:
-                self._fails(topic, error)
+                topic.fails(error)
 
-    async def _ask_at(self, at: At, left: list[str]) -> None:
+    async def _ask_at(self, at: At, left: list[_Topic]) -> None:
         """Read the topics of one node, without waiting for a node that is away. A failure begins a new transaction."""
         if not self._nodes.answers(at):
             for one in left:
-                self._fails(one, QueueUnavailable(f"node {at.name}", at.away or ""))
+                one.fails(QueueUnavailable(f"node {at.name}", at.away or ""))
             return
         loop = asyncio.get_running_loop()
         while left:
@@ -179,35 +192,16 @@ class Live:
                     until = loop.time() + _SNAPSHOT
                     while left and (topic is None or loop.time() < until):
                         topic = left.pop(0)
-                        name, _, rest = topic.partition(":")
-                        self._tells(topic, await self._asks[name][0](conn, rest))
+                        topic.tells(await self._asks[topic.name][0](conn, topic.rest))
             except Exception as error:
                 if topic is not None:
-                    self._fails(topic, error)
+                    topic.fails(error)
                 if topic is None or isinstance(error, QueueUnavailable):
                     for one in left:  # without a connection none of them can be read
-                        self._fails(one, error)
+                        one.fails(error)
                     left.clear()
                 if isinstance(error, QueueUnavailable):
                     self._nodes.lost(at, error)
-
-    def _tells(self, topic: str, text: str | None) -> None:
-        if (one := self._watched.get(topic)) is None:
-            return  # its viewers have left
-        if one.failing:
-            log.info("the live view reads %s again", topic.partition(":")[0])
-        one.asked, one.failing = True, False
-        if text is not None and one.text != text:
-            self._version += 1
-            one.text, one.event, one.version = text, _event(topic, text), self._version
-
-    def _fails(self, topic: str, error: Exception) -> None:
-        """Mark a topic as failing; log that once, not every second."""
-        if (one := self._watched.get(topic)) is None:
-            return
-        if not one.failing:
-            log.warning("the live view cannot read %s: %s", topic.partition(":")[0], type(error).__name__)
-        one.asked = one.failing = True
 
     async def close(self) -> None:
         if self._poller is not None:
