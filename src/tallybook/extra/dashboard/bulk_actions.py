@@ -19,7 +19,7 @@ from tallybook._model.job_info import JobDone
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn, rows
 from tallybook.extra.dashboard.nodes import At
-from tallybook.extra.dashboard.texts import job_of, number_of, text_of
+from tallybook.extra.dashboard.texts import id_of, number_of, text_of
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 MOST = 10_000  # jobs of a preview and its action
@@ -141,7 +141,7 @@ async def do(act: Act, verb: Verb) -> str:
     named = form.split() if form else act.form_all("job")
     if not named:
         raise InvalidArgument("No job is chosen. Nothing was changed.")
-    chosen = [job for one in dict.fromkeys(named) if (job := job_of(one)) is not None]
+    chosen = [job for one in dict.fromkeys(named) if (job := id_of(one)) is not None]
     if len(chosen) > MOST or len(chosen) < len(set(named)):
         raise InvalidArgument(f"The form must name 1 to {MOST:,} jobs. Nothing was changed.")
     by_node: dict[str, tuple[At, list[int]]] = {}

@@ -159,7 +159,7 @@ def number_of(name: str, value: str, least: int, most: int, default: int) -> int
     return int(value) if value else default
 
 
-def job_of(value: str) -> int | None:
-    """Parse the id of a job in an address or a form; None if it is not valid."""
+def id_of(value: str) -> int | None:
+    """Parse an id in an address or a form, like that of a job; None if it is not valid."""
     found = int(value) if value.isascii() and value.isdecimal() and len(value) <= 19 else 0
     return found if 0 < found < 1 << 63 else None

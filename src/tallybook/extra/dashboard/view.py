@@ -22,7 +22,7 @@ from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
 from tallybook.extra.dashboard.live import Live
 from tallybook.extra.dashboard.metrics import Readings
 from tallybook.extra.dashboard.nodes import At, Nodes, Question
-from tallybook.extra.dashboard.texts import address, environment, job_of
+from tallybook.extra.dashboard.texts import address, environment, id_of
 from tallybook.extra.dashboard.users import User
 
 T = TypeVar("T")
@@ -103,14 +103,9 @@ class View:
 
     async def at(self) -> At:
         """Return the node of the request: that of its job, the one in the address, or the home. Raises UnknownNode."""
-        job = job_of(self.job)
+        job = id_of(self.form("job") or str(self.path.get("id", "")))
         nodes = self.site.nodes
         return await nodes.named(self.asked("node")) if job is None else await nodes.of_job(job)
-
-    @property
-    def job(self) -> str:
-        """The id of the job in the address, or an empty text."""
-        return str(self.path.get("id", ""))
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Conn]:
@@ -129,6 +124,10 @@ class View:
         """Return a parameter of the query, stripped."""
         return self.request.query_params.get(name, default).strip()
 
+    def form(self, name: str) -> str:
+        """Return a field of the form, stripped; it is empty if the request has none."""
+        return (self.visit.form.get(name) or [""])[0].strip()
+
     def asked_all(self, name: str) -> list[str]:
         return [value.strip() for value in self.request.query_params.getlist(name) if value.strip()]
 
@@ -139,13 +138,14 @@ class View:
         return address(self.visit.root, path, **query)
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+        """Return a page. One with a `problem` of the values in the address has status 400."""
         text = self.site.env.get_template(template).render(
             url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root),
             user=self.user, may_operate=self.may_operate, token=self.visit.session.token,
             notice=self.visit.session.pop("notice", None), site=self.site, here=self.here, here_on=self.here_on,
             node=self.node, away=self.away, only=self.asked("node"), **values,
         )  # fmt: skip
-        return HTMLResponse(text, status)
+        return HTMLResponse(text, 400 if status == 200 and values.get("problem") else status)
 
     def refused(self, status: int, why: str) -> HTMLResponse:
         return self.render("error.html", status=status, title="Not this way", message=why, hint=None)
@@ -168,7 +168,7 @@ class Act(View):
 
     conn: Conn  # in the transaction
     _audited = False
-    _next: str | None = None
+    then: str | None = None  # the page to go to afterwards, instead of the page of the form
 
     @asynccontextmanager
     async def step(self, at: At | None = None) -> AsyncIterator[Conn]:
@@ -180,14 +180,6 @@ class Act(View):
             yield conn
             if not self._audited:
                 raise RuntimeError(f"{self.request.url.path} changed something without a word to the audit")
-
-    @property
-    def job(self) -> str:
-        return self.form("job") or super().job
-
-    def form(self, name: str) -> str:
-        """Return a field of the form, stripped."""
-        return (self.visit.form.get(name) or [""])[0].strip()
 
     def whole(self, name: str) -> int:
         """Return a field that is a whole number. InvalidArgument if it is not."""
@@ -207,18 +199,14 @@ class Act(View):
         if changed not in (False, "unchanged"):
             await run(self.conn, audit.add(self.user, "web", action, target, done))
 
-    def go(self, path: str, **query: Any) -> None:
-        """Set the page to go to afterwards, instead of the page of the form."""
-        self._next = self.url(path, **query)
-
     def nothing(self) -> None:
         """Declare that nothing was changed, so that no audit row is needed."""
         self._audited = True
 
     def after(self) -> str:
         """Return the address to go to afterwards, always a page of this dashboard."""
-        if self._next is not None:
-            return self._next
+        if self.then is not None:
+            return self.url(self.then)
         back = self.form("back")
         return back if is_inside(back, self.visit.root) else self.url("/")
 
@@ -298,8 +286,7 @@ class Pages:
             became = await do(act.app, name, act.user, **values).on(act.conn)
             about = {target or action.partition(".")[0]: name, **values}
             await act.audit(action, about, {done: became}, changed=became)
-            if then is not None:
-                act.go(then)
+            act.then = then
             return told[0 if became else 1].format(name, became, **values)
 
         self.action(path)(press)

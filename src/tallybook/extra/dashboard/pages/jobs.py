@@ -21,7 +21,7 @@ from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.live import MOST_TOPICS
 from tallybook.extra.dashboard.nodes import Question
 from tallybook.extra.dashboard.redact import error_view
-from tallybook.extra.dashboard.texts import WRONG, job_of, links_of, text_of, when_of
+from tallybook.extra.dashboard.texts import WRONG, id_of, links_of, text_of, when_of
 from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()
@@ -172,7 +172,7 @@ async def jobs(view: View) -> Response:
     topic = f"jobs:{view.request.url.query}"
     is_live = shown.get("first") and view.site.live.knows(topic)
     return view.render(
-        "jobs.html", status=400 if problem else 200, problem=problem, filtered=any(asked.values()), verbs=verbs,
+        "jobs.html", problem=problem, filtered=any(asked.values()), verbs=verbs,
         topic=topic if is_live else None, **{"asked": asked, "queues": (), "tasks": (), **shown},
     )  # fmt: skip
 
@@ -225,7 +225,7 @@ def _after(text: str) -> dict[str, Any]:
     """Return the start of a page: after the dead letter with this time and id."""
     at, _, job = text.rpartition("~")
     try:
-        return {"before": datetime.fromisoformat(at), "before_id": job_of(job)} if text else {}
+        return {"before": datetime.fromisoformat(at), "before_id": id_of(job)} if text else {}
     except ValueError:
         raise InvalidArgument("The parameter after of this address is not valid.") from None
 
@@ -266,8 +266,8 @@ async def dead(view: View) -> Response:
     except WRONG as error:
         problem = str(error)
     return view.render(
-        "dead.html", status=400 if problem else 200, letters=letters, asked=asked, reasons=REASONS, problem=problem,
-        after=after, looked_to=looked_to, first=not view.asked("after"),
+        "dead.html", letters=letters, asked=asked, reasons=REASONS, problem=problem, after=after, looked_to=looked_to,
+        first=not view.asked("after"),
     )  # fmt: skip
 
 

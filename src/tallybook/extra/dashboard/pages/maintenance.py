@@ -10,7 +10,7 @@ from tallybook._model.maintenance import LEVELS, AuditRow
 from tallybook._model.merged import Part, Row, goes_on, merged, places
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.redact import redact
-from tallybook.extra.dashboard.texts import job_of, text_of
+from tallybook.extra.dashboard.texts import id_of, text_of
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
@@ -77,7 +77,7 @@ async def audit(view: View) -> Response:
         if not goes_on(place, node):
             return [], None, None
         rows = await view.app.audit.list(
-            actor=actor or None, action=action or None, before=job_of(place.get(node, "")), max_rows=_PAGE + 1
+            actor=actor or None, action=action or None, before=id_of(place.get(node, "")), max_rows=_PAGE + 1
         ).on(conn)
         lines = [Row(row.id, row.at, str(row.id), row) for row in rows[:_PAGE]]
         return lines, lines[-1].cursor if len(rows) > _PAGE else None, None

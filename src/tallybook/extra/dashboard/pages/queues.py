@@ -20,6 +20,7 @@ from tallybook._model.merged import summed
 from tallybook.errors import InvalidArgument, UnknownQueue
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.pages.overview import spans_of
+from tallybook.extra.dashboard.texts import id_of
 from tallybook.extra.dashboard.view import Act, Pages, Shared, View
 
 pages = Pages()
@@ -73,10 +74,7 @@ async def queues(view: View) -> Response:
         found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0)))
     elif order != "name":
         found.sort(key=lambda one: -one[order])
-    try:
-        start = max(0, int(view.asked("from", "0")))
-    except ValueError:
-        start = 0
+    start = id_of(view.asked("from")) or 0
     page = found[start : start + _PAGE]
     if order != "oldest" and page:
         oldest = _first(list((await view.ask(lambda conn, _: _oldest(conn, page))).values()))
@@ -242,10 +240,8 @@ async def worker(view: View) -> Response:
 
 
 async def _worker(conn: Conn, number: str) -> dict[str, Any] | None:
-    if not (number.isascii() and number.isdecimal() and len(number) < 10):
-        return None
-    found = await rows(conn, _ONE, int(number))
+    found = await rows(conn, _ONE, id_of(number))
     if not found:
         return None
-    runs = await rows(conn, _RUNNING, _RUNS, int(number)) if found[0]["ended_at"] is None else []
+    runs = await rows(conn, _RUNNING, _RUNS, found[0]["id"]) if found[0]["ended_at"] is None else []
     return {"worker": with_slots(found[0]), "runs": runs, "most": _RUNS}

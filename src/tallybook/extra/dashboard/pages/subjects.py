@@ -67,7 +67,7 @@ async def subjects(view: View) -> Response:
     except WRONG as error:
         problem = str(error)
     return view.render(
-        "subjects.html", status=400 if problem else 200, subjects=found, asked=asked, states=("stopped", *calls.STATES),
+        "subjects.html", subjects=found, asked=asked, states=("stopped", *calls.STATES),
         problem=problem, after=after, further=asked | (after or {}), looked_to=looked_to, first=is_first,
     )  # fmt: skip
 
@@ -142,7 +142,7 @@ async def forget(act: Act) -> str:
         act.nothing()
         return "It runs: cancel its job first. Nothing was changed." if became == "active" else _NONE
     await act.audit("subject.forget", {"task": task, "subject": name}, {"forgotten": True})
-    act.go("/subjects")
+    act.then = "/subjects"
     return "The subject is forgotten: the next push creates a new one."
 
 
