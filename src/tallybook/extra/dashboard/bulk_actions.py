@@ -70,6 +70,7 @@ class Preview:
     looks: int = 0  # the number of steps before this one
     sample: list[dict[str, Any]] = field(default_factory=list)
     looked_to: datetime | None = None
+    after: str | None = None  # where the next step begins in the list
     next: str = ""  # the address of the next step
     more: bool = False  # whether there may be more jobs, which this preview does not cover
     problem: str = ""  # why the search stopped
@@ -112,20 +113,18 @@ def looking(view: View, found: Preview) -> Iterator[None]:
         found.problem = view.site.explain(error)[1]
 
 
-def preview(
-    view: View, found: Preview, at: str, asked: dict[str, Any], said: dict[str, Any], after: str | None
-) -> Response:
+def preview(view: View, found: Preview, at: str, asked: dict[str, Any], said: dict[str, Any]) -> Response:
     """Return the page of a preview, or for a further step its updated part. `asked` has the filter as texts."""
     back, to = view.url(at, **asked), f"{at}/{found.verb.name}"
     # "2 hours" must mean the same two hours in every step.
     asked = asked | {name: said[name].isoformat() for name in ("since", "before") if said[name]}
     about = urlencode({name: value for name, value in asked.items() if value}, doseq=True)
     why_not = "" if view.may_operate else view.site.why_read_only(view.visit.user)
-    if after and found.count < MOST and found.looks < _LOOKS:
+    if found.after and found.count < MOST and found.looks < _LOOKS:
         sums = [f"{state}:{n}" for state, n in found.states.items() if n]
-        further = {"verb": found.verb.name, **asked, "after": after, "found": sums, "looks": found.looks + 1}
+        further = {"verb": found.verb.name, **asked, "after": found.after, "found": sums, "looks": found.looks + 1}
         found.next = view.url(f"{at}/preview/further", **further)
-    found.more = bool(found.problem) or (after is not None and not found.next)
+    found.more = bool(found.problem) or (found.after is not None and not found.next)
     template = "preview_found.html" if _is_further(view) else "preview.html"
     return view.render(template, found=found, to=to, back=back, about=about, why_not=why_not, most=MOST)
 

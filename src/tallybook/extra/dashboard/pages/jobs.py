@@ -181,7 +181,7 @@ async def preview(view: View) -> Response:
     verb = bulk_actions.VERBS.get(view.asked("verb"))
     if verb is None:
         raise InvalidArgument(f"The verb must be one of {', '.join(bulk_actions.VERBS)}.")
-    found, after = bulk_actions.begun(view, verb), None
+    found = bulk_actions.begun(view, verb)
     matching = List(view.site, view.ask, view.request.query_params)
     said = _filter(matching.asked)
     meant = said["states"] or [state for state in STATES if state not in verb.if_asked]
@@ -189,14 +189,14 @@ async def preview(view: View) -> Response:
     if said["states"]:
         with bulk_actions.looking(view, found):
             page = await matching.page(said, found.room)
-            after, found.looked_to = page.next, page.looked_to
+            found.after, found.looked_to = page.next, page.looked_to
             found.ids = [one.id for one in page.jobs]
             found.states.update(one.state for one in page.jobs)
             for one in page.jobs[:_SAMPLE]:
                 error = error_view({"message": one.last_error}) if one.last_error else None
                 named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
                 found.sample.append(named | {"error": error})
-    return bulk_actions.preview(view, found, "/jobs", matching.asked, said, after)
+    return bulk_actions.preview(view, found, "/jobs", matching.asked, said)
 
 
 bulk_actions.serve(pages, "/jobs", preview)
@@ -275,22 +275,20 @@ async def preview_dead(view: View) -> Response:
     verb = bulk_actions.VERBS.get(view.asked("verb"))
     if verb is None or "dead" not in verb.states:
         raise InvalidArgument("A dead letter can be retried, cancelled or dropped.")
-    asked, found, after = {name: view.asked(name) for name in _ASKED}, bulk_actions.begun(view, verb), None
+    asked, found = {name: view.asked(name) for name in _ASKED}, bulk_actions.begun(view, verb)
     filters = _dead_filter(asked)
     said = filters | _after(view.asked("after"))
-    letters: list[dict[str, Any]] = []
-    end: dict[str, Any] | None = None
     with bulk_actions.looking(view, found):
         letters, end = await _letters(view, _IDS, found.room, said)
         if not found.looks:
             found.sample, _ = await _letters(view, _LETTERS, 10, said)
+        if end is not None:
+            found.after, found.looked_to = _place(end), end["died_at"]
+        found.ids = [one["id"] for one in letters]
+        found.states["dead"] += len(letters)
     for one in found.sample:
         one["error"], one["state"] = error_view(one["error"] or {}), "dead"
-    if end is not None:
-        after, found.looked_to = _place(end), end["died_at"]
-    found.ids = [one["id"] for one in letters]
-    found.states["dead"] += len(letters)
-    return bulk_actions.preview(view, found, "/dead", asked, filters, after)
+    return bulk_actions.preview(view, found, "/dead", asked, filters)
 
 
 bulk_actions.serve(pages, "/dead", preview_dead)
