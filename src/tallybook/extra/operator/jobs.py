@@ -206,11 +206,10 @@ _LETTER = record(
 )  # fmt: skip
 
 
-def _counted(**done: int) -> tuple[Shape, Shape]:
-    """Return the shape of the answer, with an example of a change, and with one of a dry run."""
+def _counted(is_dry: bool, **done: int) -> Shape:
+    """Return the shape of the answer, with an example of a dry run or of a change."""
     either = record(dry_run=({"const": False}, False), **done), record(dry_run=({"const": True}, True), matched=12)
-    schema = {"type": "object", "oneOf": [one.schema for one in either]}
-    return Shape(schema, either[0].example), Shape(schema, either[1].example)
+    return Shape({"type": "object", "oneOf": [one.schema for one in either]}, either[is_dry].example)
 
 
 OPERATIONS = (
@@ -256,12 +255,12 @@ OPERATIONS = (
     Operation(
         "retry_dead_letters", "/dead-letters/retry", "operate",
         "Retry all matching dead letters; `refused` counts dead letters whose unique key belongs to a live job.",
-        in_body=(*_FILTER, _ARGS, _ALL, _MOST, _DRY), codes=("queue",), answer=_counted(retried=12, refused=0)[0],
+        in_body=(*_FILTER, _ARGS, _ALL, _MOST, _DRY), codes=("queue",), answer=_counted(False, retried=12, refused=0),
         changes=partial(_do, verb="retry"),
     ),
     Operation(
         "drop_dead_letters", "/dead-letters/drop", "operate", "Delete all matching dead letters for good.",
-        in_body=(*_FILTER, _ARGS, _ALL, _MOST, _DRY), codes=("queue",), answer=_counted(dropped=12)[1],
+        in_body=(*_FILTER, _ARGS, _ALL, _MOST, _DRY), codes=("queue",), answer=_counted(True, dropped=12),
         changes=partial(_do, verb="drop"),
     ),
 )  # fmt: skip

@@ -73,7 +73,7 @@ async def subjects(view: View) -> Response:
 
 
 Found = tuple[list[dict[str, Any]], dict[str, str] | None, dict[str, Any] | None]
-"""The matches; the start of the next page, if any; the last subject that was read, if the limit ended the page."""
+"""The matches; the start of the next page, if any; the last subject that was read, if a limit has ended the list."""
 
 
 def _merged(parts: Iterable[Found]) -> Found:
@@ -93,9 +93,6 @@ async def _page(conn: Conn, said: dict[str, Any], node: str) -> Found:
     most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
     looked = await rows(conn, _LIST, **said, looked=most)
     found = [one | {"node": node} for one in looked if one["matches"]]
-    if len(found) > _PAGE:
-        found = found[:_PAGE]
-        return found, _place(found[-1]), None
     if len(looked) == most:
         return found, _place(looked[-1] | {"node": node}), looked[-1]
     return found, None, None
