@@ -25,7 +25,6 @@ log = logging.getLogger("tallybook.web")
 
 ANSWER = 2.0  # seconds that a node has for its answer, and between two checks of a node that is away
 _GOOD = 30.0  # seconds for which the list of nodes is cached
-_NO_ANSWER = f"no answer within {ANSWER:g} s"
 
 
 @dataclass(slots=True)
@@ -173,7 +172,9 @@ class Nodes:
 
     def lost(self, at: At, error: Exception) -> None:
         reason = error.reason if isinstance(error, QueueUnavailable) else None  # pages name the node, not the server
-        at.away = _NO_ANSWER if isinstance(error, TimeoutError) else reason or first_line(error)
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {ANSWER:g} s"
+        at.away = reason or first_line(error)
         at.looked_at = time.monotonic()
 
     async def _look_again(self, at: At) -> None:

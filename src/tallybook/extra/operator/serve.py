@@ -224,22 +224,19 @@ def _json(answer: Mapping[str, Any], status: int = 200) -> Response:
 
 async def read_body(request: Request) -> bytes:
     """Return the whole body. A Problem if it is compressed or exceeds 1 MB; reading stops there."""
+    too_large = Problem("too_large", f"a body has at most {MAX_BYTES} bytes", headers={"Connection": "close"})
     for raw, value in request.headers.raw:
         name = raw.lower()
         if name == b"content-length" and (not value.isdigit() or int(value[:20]) > MAX_BYTES):
-            raise _too_large()
+            raise too_large
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise Problem("media_type", "compressed bodies are not supported")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BYTES:
-            raise _too_large()
+            raise too_large
     return bytes(body)
-
-
-def _too_large() -> Problem:
-    return Problem("too_large", f"a body has at most {MAX_BYTES} bytes", headers={"Connection": "close"})
 
 
 def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:

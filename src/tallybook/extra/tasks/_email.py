@@ -186,11 +186,9 @@ def _rendered(who: str, name: str, values: Mapping[str, Any]) -> dict[str, str]:
 @lru_cache(maxsize=8)
 def _environment(folder: str) -> Any:
     """Return an environment that escapes values in HTML but not in text, and raises an error for a missing value."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-    def escaped(name: str | None) -> bool:
-        return name is not None and name.endswith(".html")
-
+    escaped = select_autoescape(["html"])
     return Environment(loader=FileSystemLoader(folder), autoescape=escaped, undefined=StrictUndefined)
 
 
