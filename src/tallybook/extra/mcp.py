@@ -144,10 +144,6 @@ def _tool(operation: Operation) -> types.Tool:
     return types.Tool(name=operation.name, description=about, input_schema=schema, annotations=hints)
 
 
-Outcome = dict[str, Any]
-"""What a change would do, and its object as it is now."""
-
-
 class Tools:
     """The tools of one agent."""
 
@@ -160,7 +156,7 @@ class Tools:
         self._allowed = frozenset(allow)
         self._key = Key(by, token_hex(32), ("admin",))  # never used to sign: it carries the name and the rights
         self._lifetime = lifetime
-        self._previews: dict[str, tuple[tuple[str, Mapping[str, Any]], Outcome, float]] = {}
+        self._previews: dict[str, tuple[tuple[str, Mapping[str, Any]], dict[str, Any], float]] = {}
         self._database = Database(app, None, 2)
 
     def server(self) -> Server[Any]:
@@ -225,7 +221,7 @@ class Tools:
                 raise Problem("conflict", reason, hint=_AGAIN)
         return {"done": changed.answer}
 
-    def _taken(self, token: object, verb: str, arguments: Mapping[str, Any]) -> Outcome:
+    def _taken(self, token: object, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Use up a token and return its preview. A Problem unless the token is valid for this call."""
         found = self._previews.pop(token, None) if isinstance(token, str) else None
         if found is None:
@@ -242,8 +238,8 @@ def _said(text: str, *, is_error: bool = False) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=is_error)
 
 
-async def _carried_out(operation: Operation, ask: Ask, conn: Conn) -> tuple[Outcome, Changed]:
-    """Make the change in the caller's transaction and return its outcome. A preview rolls it back."""
+async def _carried_out(operation: Operation, ask: Ask, conn: Conn) -> tuple[dict[str, Any], Changed]:
+    """Make the change in the caller's transaction. Return what it does with its object as it is now, and the change."""
     now = {}
     if operation.path.startswith("/jobs/"):
         reads = OPERATION["get_job"].reads

@@ -28,7 +28,6 @@ _LOOKS = 200  # steps of a preview, which bounds the search if hardly anything m
 BATCH = 200  # jobs per transaction: nobody waits long for one of them, and the audit row names all of them
 _LONGEST = 20.0  # seconds in which a request may begin batches
 _LONGEST_FILTER = 500  # in the audit row, which has the ids, so nothing is lost
-_OPEN = ("scheduled", "retrying", "waiting", "available", "running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,8 @@ VERBS = {
     for one in (
         Verb("retry", ("dead", "cancelled"), lambda app, conn, ids, _: app.jobs.retry(ids).on(conn), False,
              "Each gets another attempt, at once."),
-        Verb("cancel", (*_OPEN, "dead"), lambda app, conn, ids, why: app.jobs.cancel(ids, why).on(conn), True,
+        Verb("cancel", ("scheduled", "retrying", "waiting", "available", "running", "dead"),
+             lambda app, conn, ids, why: app.jobs.cancel(ids, why).on(conn), True,
              "None of them will start; running ones are asked to stop. Dead ones leave the dead letters.",
              if_asked=("dead",)),
         Verb("drop", ("dead",), lambda app, conn, ids, _: app.jobs.drop(ids).on(conn), True,

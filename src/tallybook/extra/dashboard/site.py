@@ -75,8 +75,7 @@ class Site(Shared):
             finally:
                 await self.aclose()
 
-        handlers: dict[Any, Any] = dict.fromkeys((TallybookError, Error, 500), self._error)
-        handlers[HTTPException] = self._http_error
+        handlers: dict[Any, Any] = dict.fromkeys((HTTPException, TallybookError, Error, 500), self._error)
         built = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
         built.state.site = self
         self.routes: list[BaseRoute] = built.routes
@@ -178,15 +177,14 @@ class Site(Shared):
             raise HTTPException(403, why)
         raise HTTPException(403, "You may not see this dashboard.")
 
-    async def _http_error(self, request: Request, error: HTTPException) -> Response:
-        message = "There is no such page." if error.status_code == 404 else str(error.detail)
-        return View(request, self).refused(error.status_code, message)
-
     async def _error(self, request: Request, error: Exception) -> Response:
+        view = View(request, self)
+        if isinstance(error, HTTPException):
+            message = "There is no such page." if error.status_code == 404 else str(error.detail)
+            return view.refused(error.status_code, message)
         status, why, hint = self.explain(error)
         if status == 500:
             log.exception("the page %s failed", request.url.path, exc_info=error)
-        view = View(request, self)
         return view.render("error.html", status=status, title="This did not work", message=why, hint=hint)
 
 

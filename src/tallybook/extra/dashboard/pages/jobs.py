@@ -25,9 +25,6 @@ from tallybook.extra.dashboard.texts import WRONG, id_of, links_of, text_of, whe
 from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()
-Ask = Callable[[Question[Any]], Awaitable[dict[str, Any]]]
-"""Calls a function for the nodes and returns the answers by name."""
-
 _PAGE = 50
 _LOOKED = 20_000  # rows of the ledger that one page reads at most: it appears at once; the user can read further
 _SAMPLE = 10
@@ -55,7 +52,9 @@ def _filter(asked: dict[str, Any]) -> dict[str, Any]:
 class List:
     """The jobs of all nodes, or of the one database, that match the filter of an address."""
 
-    def __init__(self, site: Shared, ask: Ask, params: QueryParams) -> None:
+    def __init__(
+        self, site: Shared, ask: Callable[[Question[Any]], Awaitable[dict[str, Any]]], params: QueryParams
+    ) -> None:
         self._app, self._nodes, self._ask = site.app, site.nodes, ask
         self.asked: dict[str, Any] = {name: params.get(name, "").strip() for name in _TEXTS}  # the filter as texts
         for name in ("state", "link"):
