@@ -64,7 +64,7 @@ class Site(Shared):
         ]
         for name in _PAGES:
             module = import_module(f"tallybook.extra.dashboard.pages.{name}")
-            routes += module.pages.routes
+            routes += [one for one in module.pages.routes if one.path != "/nodes" or nodes.many]
             if hasattr(module, "topics"):
                 module.topics(self)
 

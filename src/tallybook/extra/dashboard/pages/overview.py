@@ -5,7 +5,6 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from tallybook._db import top
@@ -97,6 +96,4 @@ async def _standing(site: Shared) -> list[dict[str, object]]:
 
 @pages.page("/nodes")
 async def nodes(view: View) -> Response:
-    if not view.site.nodes.many:
-        raise HTTPException(404)
     return view.render("nodes.html", nodes=await _standing(view.site))
