@@ -121,20 +121,20 @@ def text_of(name: str, value: str) -> str | None:
 def when_of(name: str, value: str) -> datetime | None:
     """Parse a time in the past or an instant: `2 hours`, `2026-01-31T09:00Z`. An instant without a zone is in UTC."""
     problem = f"{name} {value[:60]!r} is not a time: write how long ago, like 2 hours"
-    return _time(value.removesuffix("ago"), -1, problem) if value else None
+    return _time(value, value.removesuffix("ago"), -1, problem) if value else None
 
 
 def time_to_come(value: str) -> datetime:
     """Parse a time from now on: empty for now, a duration, or an instant."""
     problem = f"{value[:60]!r} is not a time: write a duration, like 2 hours"
-    return _time(value.removeprefix("in "), 1, problem) if value else datetime.now(UTC)
+    return _time(value, value.removeprefix("in "), 1, problem) if value else datetime.now(UTC)
 
 
-def _time(value: str, sign: int, problem: str) -> datetime:
+def _time(value: str, duration: str, sign: int, problem: str) -> datetime:
     """Parse an instant, or a duration from now on, or before now if the sign is negative."""
     try:
         if not value[:4].isdecimal() or value[4:5] != "-":
-            return datetime.now(UTC) + sign * parse_duration(value, option="time")
+            return datetime.now(UTC) + sign * parse_duration(duration, option="time")
         at = datetime.fromisoformat(value)
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):

@@ -58,6 +58,7 @@ class Key:
         return scope in self.scopes or "admin" in self.scopes
 
     def reaches(self, queue: str) -> bool:
+        """Return whether the key may use this queue."""
         return self.queues is None or queue in self.queues
 
 
