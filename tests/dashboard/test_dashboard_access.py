@@ -18,7 +18,7 @@ from tallybook._cli import cli
 from tallybook._cli.web import _listening
 from tallybook.errors import ConfigError
 from tallybook.extra.dashboard import users as people
-from tallybook.extra.dashboard.session import LONGEST, Session
+from tallybook.extra.dashboard.access import LONGEST, Session
 from tallybook.web import Site, User, dashboard
 
 ELSEWHERE = ("203.0.113.7", 40_000)

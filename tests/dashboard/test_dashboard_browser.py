@@ -26,7 +26,7 @@ from support.database import fresh
 from support.hands import Hands, put
 from support.paths import TESTS
 from support.waiting import wait_until
-from tallybook.extra.dashboard.gate import CSP
+from tallybook.extra.dashboard.site import CSP
 from tallybook.web import dashboard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -372,8 +372,8 @@ async def test_the_workers_are_live(app: App, dsn: str, db: Any) -> None:
         assert live.knows("workers") and live.knows("worker:1")
         async with site.nodes.first.read() as conn:
             number = db.execute("select id from tallybook.workers").fetchone()[0]
-            texts = [await live._over["workers"](""), await live._asks["worker"](conn, str(number))]
-            assert await live._asks["worker"](conn, "x") is None
+            texts = [await live._over["workers"][0](""), await live._asks["worker"][0](conn, str(number))]
+            assert await live._asks["worker"][0](conn, "x") is None
     finally:
         await site.aclose()
     assert all(text and "mail" in text and "<form" not in text and "token" not in text for text in texts)

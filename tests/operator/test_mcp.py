@@ -18,8 +18,7 @@ from support.pages import blocks, table, text
 from support.paths import ROOT
 from tallybook import App
 from tallybook._db import filters
-from tallybook.extra.mcp.server import MOST, Tools
-from tallybook.extra.mcp.tools import HOSTILE, OPERATION
+from tallybook.extra.mcp import HOSTILE, MOST, OPERATION, Tools
 from tallybook.extra.operator.routes import OPERATIONS
 
 VERBS = tuple(one.name for one in OPERATIONS if one.changes is not None)

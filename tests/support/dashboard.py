@@ -14,8 +14,8 @@ import httpx2
 from psycopg import sql
 from starlette.routing import Route
 
-from tallybook.extra.dashboard.gate import CSP
-from tallybook.extra.dashboard.session import Session
+from tallybook.extra.dashboard.access import Session
+from tallybook.extra.dashboard.site import CSP
 from tallybook.extra.dashboard.users import hashed
 from tallybook.web import Site
 

@@ -12,8 +12,8 @@ from tallybook import App, Constant, Context
 from tallybook._model.provider import STARS
 from tallybook.errors import CallFailed
 from tallybook.extra.tasks import email, http, new_signing_secret, webhook
+from tallybook.extra.tasks._email import Server
 from tallybook.extra.tasks._outbound import Call
-from tallybook.extra.tasks._smtp import Server
 from tallybook.testing import drain
 
 HOUR = Constant(timedelta(hours=1))

@@ -180,7 +180,7 @@ def mcp(dsn: str | None, allow: tuple[str, ...], by: str | None, lifetime: timed
     It changes nothing unless you allow verbs. Each change is previewed, confirmed and recorded in the audit.
     """
     try:
-        from tallybook.extra.mcp.server import Tools
+        from tallybook.extra.mcp import Tools
     except ImportError as error:
         hint = "pip install 'tallybook[mcp]'"
         raise Problem(f"the MCP server needs more packages: {error}", hint=hint, exit_code=2) from error

@@ -17,9 +17,9 @@ from tallybook._db.driver import QueryCanceled, Rollback
 from tallybook._db.jobs import STATES
 from tallybook._model.job_info import JobDone
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
-from tallybook.extra.dashboard.asked import job_of, number_of, text_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn, rows
 from tallybook.extra.dashboard.nodes import At
+from tallybook.extra.dashboard.texts import id_of, number_of, text_of
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 MOST = 10_000  # jobs of a preview and its action
@@ -28,7 +28,6 @@ _LOOKS = 200  # steps of a preview, which bounds the search if hardly anything m
 BATCH = 200  # jobs per transaction: nobody waits long for one of them, and the audit row names all of them
 _LONGEST = 20.0  # seconds in which a request may begin batches
 _LONGEST_FILTER = 500  # in the audit row, which has the ids, so nothing is lost
-_OPEN = ("scheduled", "retrying", "waiting", "available", "running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,8 @@ VERBS = {
     for one in (
         Verb("retry", ("dead", "cancelled"), lambda app, conn, ids, _: app.jobs.retry(ids).on(conn), False,
              "Each gets another attempt, at once."),
-        Verb("cancel", (*_OPEN, "dead"), lambda app, conn, ids, why: app.jobs.cancel(ids, why).on(conn), True,
+        Verb("cancel", ("scheduled", "retrying", "waiting", "available", "running", "dead"),
+             lambda app, conn, ids, why: app.jobs.cancel(ids, why).on(conn), True,
              "None of them will start; running ones are asked to stop. Dead ones leave the dead letters.",
              if_asked=("dead",)),
         Verb("drop", ("dead",), lambda app, conn, ids, _: app.jobs.drop(ids).on(conn), True,
@@ -70,6 +70,7 @@ class Preview:
     looks: int = 0  # the number of steps before this one
     sample: list[dict[str, Any]] = field(default_factory=list)
     looked_to: datetime | None = None
+    after: str | None = None  # where the next step begins in the list
     next: str = ""  # the address of the next step
     more: bool = False  # whether there may be more jobs, which this preview does not cover
     problem: str = ""  # why the search stopped
@@ -112,20 +113,18 @@ def looking(view: View, found: Preview) -> Iterator[None]:
         found.problem = view.site.explain(error)[1]
 
 
-def preview(
-    view: View, found: Preview, at: str, asked: dict[str, Any], said: dict[str, Any], after: str | None
-) -> Response:
+def preview(view: View, found: Preview, at: str, asked: dict[str, Any], said: dict[str, Any]) -> Response:
     """Return the page of a preview, or for a further step its updated part. `asked` has the filter as texts."""
     back, to = view.url(at, **asked), f"{at}/{found.verb.name}"
     # "2 hours" must mean the same two hours in every step.
     asked = asked | {name: said[name].isoformat() for name in ("since", "before") if said[name]}
     about = urlencode({name: value for name, value in asked.items() if value}, doseq=True)
     why_not = "" if view.may_operate else view.site.why_read_only(view.visit.user)
-    if after and found.count < MOST and found.looks < _LOOKS:
+    if found.after and found.count < MOST and found.looks < _LOOKS:
         sums = [f"{state}:{n}" for state, n in found.states.items() if n]
-        further = {"verb": found.verb.name, **asked, "after": after, "found": sums, "looks": found.looks + 1}
+        further = {"verb": found.verb.name, **asked, "after": found.after, "found": sums, "looks": found.looks + 1}
         found.next = view.url(f"{at}/preview/further", **further)
-    found.more = bool(found.problem) or (after is not None and not found.next)
+    found.more = bool(found.problem) or (found.after is not None and not found.next)
     template = "preview_found.html" if _is_further(view) else "preview.html"
     return view.render(template, found=found, to=to, back=back, about=about, why_not=why_not, most=MOST)
 
@@ -141,7 +140,7 @@ async def do(act: Act, verb: Verb) -> str:
     named = form.split() if form else act.form_all("job")
     if not named:
         raise InvalidArgument("No job is chosen. Nothing was changed.")
-    chosen = [job for one in dict.fromkeys(named) if (job := job_of(one)) is not None]
+    chosen = [job for one in dict.fromkeys(named) if (job := id_of(one)) is not None]
     if len(chosen) > MOST or len(chosen) < len(set(named)):
         raise InvalidArgument(f"The form must name 1 to {MOST:,} jobs. Nothing was changed.")
     by_node: dict[str, tuple[At, list[int]]] = {}

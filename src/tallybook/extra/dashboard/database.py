@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
+from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tallybook._db import doctor
@@ -44,9 +45,8 @@ _LIMITS_OF_STANDBY = f"{_LIMITS}, {LAG}"
 
 
 async def rows(conn: Conn, query: str, *values: Any, **named: Any) -> list[dict[str, Any]]:
-    cursor = await conn.execute(query.encode(), named or values)
-    names = [column.name for column in cursor.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
+    cursor = conn.cursor(row_factory=dict_row)
+    return await (await cursor.execute(query.encode(), named or values)).fetchall()
 
 
 class _Limited(psycopg.AsyncConnection[tuple[Any, ...]]):
@@ -63,24 +63,14 @@ class Database:
     """A small pool that opens at the first request, so that an app mounted without a lifespan also works."""
 
     def __init__(
-        self,
-        source: Source,
-        *,
-        dsn: str | None = None,
-        read_dsn: str | None = None,
-        is_standby: bool = False,
-        max_size: int = 4,
-        wait: float = 5.0,
-        answer: float | None = None,
+        self, source: Source, dsn: str | None, max_size: int, *, is_standby: bool = False, within: float | None = None
     ) -> None:
-        """`wait` limits the seconds for a connection, `answer` those of a reading. `read_dsn` is that of a standby."""
+        """`within` limits the seconds for a connection, by default 5, and for each statement of a reading."""
         self.standby: Standby | None = None  # as of the last reading
-        self._is_standby = is_standby
-        self._reads: Database | None = None
-        if read_dsn is not None:
-            self._reads = Database(source, dsn=read_dsn, is_standby=True, max_size=max_size, wait=wait)
-        self._source, self._dsn, self._max_size, self._wait = source, dsn, max_size, wait
-        self._answer = None if answer is None else f"{answer:g}s"
+        self.reads: Database | None = None  # a standby, if readings go there
+        self._source, self._dsn, self._max_size, self._is_standby = source, dsn, max_size, is_standby
+        self._wait = 5.0 if within is None else within
+        self._answer = None if within is None else f"{within:g}s"
         self._pool: AsyncConnectionPool[_Limited] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.examination = Examination(lambda: self.conninfo)
@@ -114,8 +104,8 @@ class Database:
         return pool
 
     async def close(self) -> None:
-        if self._reads is not None:
-            await self._reads.close()
+        if self.reads is not None:
+            await self.reads.close()
         pool, self._pool = self._pool, None
         if pool is not None and self._loop is asyncio.get_running_loop():
             await pool.close()
@@ -123,9 +113,9 @@ class Database:
     @asynccontextmanager
     async def read(self, timeout: str = READ_TIMEOUT) -> AsyncIterator[Conn]:
         """Yield a connection in a read-only transaction with one snapshot. QueueUnavailable if none is available."""
-        if self._reads is not None:
-            async with self._reads.read(timeout) as conn:
-                self.standby = self._reads.standby
+        if self.reads is not None:
+            async with self.reads.read(timeout) as conn:
+                self.standby = self.reads.standby
                 yield conn
             return
         async with self._transaction(self._answer or timeout, "isolation level repeatable read read only") as conn:

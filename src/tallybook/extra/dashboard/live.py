@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tallybook._db.aside import end
 from tallybook.errors import QueueUnavailable, TallybookError
-from tallybook.extra.dashboard.database import Conn, Database
+from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.nodes import At, Nodes
 
 log = logging.getLogger("tallybook.web")
@@ -24,12 +24,10 @@ Place = Callable[[str], Awaitable[At]]
 MOST_VIEWERS = 1000
 MOST_TOPICS = 500  # different topics of all viewers: each is read once a second
 _BEAT = 15.0
-_HEALTH = "live"  # the event that every viewer gets: "ok", or "stale" while one of its topics cannot be read
-_RETRY = 3000
+_HEALTH = "live"  # the event of every viewer: "ok" once its topics are read, "stale" while one of them cannot be
 _BREATH = 0.1  # minimum seconds between two readings, regardless of new viewers
 _SNAPSHOT = 1.0  # seconds after which a reading continues in a new transaction: many topics must not delay vacuum
 _AGE = 600.0  # seconds after which a viewer must reconnect, so that a user who has lost access stops seeing updates
-_AGAIN = 100
 _BREAK = re.compile(r"\r\n|\r|\n")
 
 
@@ -41,12 +39,27 @@ class TooManyViewers(Exception):
 class _Topic:
     """A topic with viewers, and its newest text. A later viewer must not get an outdated text, so both go together."""
 
+    topic: str
+    name: str
+    rest: str  # what follows the name and a colon
     viewers: int = 0
     asked: bool = False
     failing: bool = False
     text: str | None = None
     event: bytes = b""
-    version: int = 0
+
+    def tells(self, text: str | None) -> None:
+        if self.failing:
+            log.info("the live view reads %s again", self.name)
+        self.asked, self.failing = True, False
+        if text is not None and self.text != text:
+            self.text, self.event = text, _event(self.topic, text)
+
+    def fails(self, error: Exception) -> None:
+        """Mark the topic as failing; log that once, not every second."""
+        if not self.failing:
+            log.warning("the live view cannot read %s: %s", self.name, type(error).__name__)
+        self.asked = self.failing = True
 
 
 class Live:
@@ -54,30 +67,25 @@ class Live:
 
     def __init__(self, nodes: Nodes, *, every: float = 1.0) -> None:
         self._nodes, self._every = nodes, every
-        self._asks: dict[str, Ask] = {}
-        self._place: dict[str, Place] = {}
-        self._over: dict[str, AskAll] = {}
-        self._each: set[str] = set()
+        self._asks: dict[str, tuple[Ask, Place]] = {}
+        self._over: dict[str, tuple[AskAll, bool]] = {}  # with whether a text may follow the name
         self._watched: dict[str, _Topic] = {}
         self._news = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
-        self._version = 0
         self._wanted = asyncio.Event()
         self.viewers = self.polls = 0
 
     def topic(self, name: str, ask: Ask, place: Place | None = None) -> None:
         """Register a topic that reads one database: the only one, or the node that `place` returns."""
-        self._asks[name], self._place[name] = ask, place or (lambda _: self._nodes.named(""))
+        self._asks[name] = ask, place or (lambda _: self._nodes.named(""))
 
     def over(self, name: str, ask: AskAll, *, each: bool = False) -> None:
         """Register a topic that reads all nodes, or the one after the colon. With `each`, any text may follow that."""
-        self._over[name] = ask
-        if each or self._nodes.many:
-            self._each.add(name)
+        self._over[name] = ask, each or self._nodes.many
 
     def knows(self, topic: str) -> bool:
         name, colon, _ = topic.partition(":")
-        is_one = name in self._asks or (name in self._over and (not colon or name in self._each))
+        is_one = name in self._asks or (name in self._over and (not colon or self._over[name][1]))
         return is_one and len(topic) <= 200 and topic.isprintable()
 
     async def watch(self, topics: Iterable[str]) -> AsyncIterator[bytes]:
@@ -92,37 +100,40 @@ class Live:
         loop = asyncio.get_running_loop()
         until = loop.time() + _AGE
         self.viewers += 1
-        watched = {topic: self._watched.setdefault(topic, _Topic()) for topic in topics}
-        for one in watched.values():
+        new = {topic: _Topic(topic, *topic.partition(":")[::2]) for topic in topics}
+        watched = [self._watched.setdefault(topic, one) for topic, one in new.items()]
+        for one in watched:
             one.viewers += 1
         self._wanted.set()
         if topics and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll(), name="tallybook live")
-        seen: dict[str, int] = {}
-        health = b""
+        seen: dict[str, bytes] = {}
+        health = ""
         try:
-            yield f"retry: {_RETRY}\n\n".encode()
+            yield b"retry: 3000\n\n"
             while loop.time() < until:
                 news = self._news  # read before the topics, so that any later text wakes this stream
-                for topic, one in watched.items():
-                    if one.version > seen.get(topic, 0):
-                        seen[topic] = one.version
+                for one in watched:
+                    if one.event != seen.get(one.topic, b""):
+                        seen[one.topic] = one.event
                         yield one.event
-                if (now := _health(watched.values())) and now != health:
+                failing = any(one.failing for one in watched)
+                now = "stale" if failing else "ok"
+                if now != health and (failing or all(one.asked for one in watched)):
                     health = now
-                    yield health
+                    yield _event(_HEALTH, health)
                 try:
                     async with asyncio.timeout(_BEAT):
                         await news.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
-            yield f"retry: {_AGAIN}\n\n".encode()
+            yield b"retry: 100\n\n"
         finally:
             self.viewers -= 1
-            for topic, one in watched.items():
+            for one in watched:
                 one.viewers -= 1
                 if not one.viewers:
-                    del self._watched[topic]
+                    del self._watched[one.topic]
 
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
@@ -141,17 +152,17 @@ class Live:
 
     async def _ask_all(self) -> None:
         self.polls += 1
-        topics = [(topic, *topic.partition(":")[::2]) for topic in list(self._watched)]
-        places: dict[str, tuple[At, list[str]]] = {}
-        for topic, name, rest in topics:
-            if name in self._asks:
-                try:
-                    at = await self._place[name](rest)
-                except TallybookError as error:
-                    self._fails(topic, error)
-                else:
-                    places.setdefault(at.name, (at, []))[1].append(topic)
-        over = [(topic, self._over[name], rest) for topic, name, rest in topics if name in self._over]
+        over, places = list[_Topic](), dict[str, tuple[At, list[_Topic]]]()
+        for topic in list(self._watched.values()):
+            if topic.name in self._over:
+                over.append(topic)
+                continue
+            try:
+                at = await self._asks[topic.name][1](topic.rest)
+            except TallybookError as error:
+                topic.fails(error)
+            else:
+                places.setdefault(at.name, (at, []))[1].append(topic)
         if self._nodes.many:
             await asyncio.gather(self._ask_over(over), *(self._ask_at(at, these) for at, these in places.values()))
             return
@@ -159,72 +170,42 @@ class Live:
         for at, these in places.values():
             await self._ask_at(at, these)
 
-    async def _ask_over(self, topics: list[tuple[str, AskAll, str]]) -> None:
+    async def _ask_over(self, topics: list[_Topic]) -> None:
         """Read these topics one after another, because they share readings."""
-        for topic, ask, rest in topics:
+        for topic in topics:
             try:
-                self._tells(topic, await ask(rest))
+                topic.tells(await self._over[topic.name][0](topic.rest))
             except Exception as error:
-                self._fails(topic, error)
+                topic.fails(error)
 
-    async def _ask_at(self, at: At, topics: list[str]) -> None:
-        """Read the topics of one node, without waiting for a node that is away."""
+    async def _ask_at(self, at: At, left: list[_Topic]) -> None:
+        """Read the topics of one node, without waiting for a node that is away. A failure begins a new transaction."""
         if not self._nodes.answers(at):
-            for topic in topics:
-                self._fails(topic, QueueUnavailable(f"node {at.name}", at.away or ""))
-        elif error := await self._ask_of(at.database, topics):
-            self._nodes.lost(at, error)
-
-    async def _ask_of(self, database: Database, left: list[str]) -> QueueUnavailable | None:
-        """Read the topics of one database. Return the error if it is away. After a failure a new transaction begins."""
+            for one in left:
+                one.fails(QueueUnavailable(f"node {at.name}", at.away or ""))
+            return
         loop = asyncio.get_running_loop()
         while left:
             topic = None
             try:
-                async with database.read() as conn:
+                async with at.database.read() as conn:
                     until = loop.time() + _SNAPSHOT
                     while left and (topic is None or loop.time() < until):
                         topic = left.pop(0)
-                        name, _, rest = topic.partition(":")
-                        self._tells(topic, await self._asks[name](conn, rest))
+                        topic.tells(await self._asks[topic.name][0](conn, topic.rest))
             except Exception as error:
-                away = error if isinstance(error, QueueUnavailable) else None
                 if topic is not None:
-                    self._fails(topic, error)
-                if topic is None or away:  # without a connection none of the others can be read
-                    for one in left:
-                        self._fails(one, error)
-                    return away
-        return None
-
-    def _tells(self, topic: str, text: str | None) -> None:
-        if (one := self._watched.get(topic)) is None:
-            return  # its viewers have left
-        if one.failing:
-            log.info("the live view reads %s again", topic.partition(":")[0])
-        one.asked, one.failing = True, False
-        if text is not None and one.text != text:
-            self._version += 1
-            one.text, one.event, one.version = text, _event(topic, text), self._version
-
-    def _fails(self, topic: str, error: Exception) -> None:
-        """Mark a topic as failing; log that once, not every second."""
-        if (one := self._watched.get(topic)) is None:
-            return
-        if not one.failing:
-            log.warning("the live view cannot read %s: %s", topic.partition(":")[0], type(error).__name__)
-        one.asked = one.failing = True
+                    topic.fails(error)
+                if topic is None or isinstance(error, QueueUnavailable):
+                    for one in left:  # without a connection none of them can be read
+                        one.fails(error)
+                    left.clear()
+                if isinstance(error, QueueUnavailable):
+                    self._nodes.lost(at, error)
 
     async def close(self) -> None:
         if self._poller is not None:
             await end([self._poller])
-
-
-def _health(topics: Iterable[_Topic]) -> bytes:
-    """Return the health event for these topics, empty until all of them have been read."""
-    if any(one.failing for one in topics):
-        return _event(_HEALTH, "stale")
-    return _event(_HEALTH, "ok") if all(one.asked for one in topics) else b""
 
 
 def _event(topic: str, text: str) -> bytes:

@@ -1,17 +1,108 @@
-"""The dashboard's pages for machines: /metrics for Prometheus, /healthz and /readyz for probes."""
+"""The current figures: for the overview, where one poller reads them for every viewer, and for machines.
+
+Those are /metrics for Prometheus, /healthz and /readyz for probes.
+"""
 
 import asyncio
 import hmac
+import json
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from tallybook._db import top
+from tallybook._db.counting import COMPLETED, throughput
 from tallybook._db.numbers import CONTENT_TYPE, Asked, Numbers, Sample, Shown, ask, of_nodes, of_the_database, text
-from tallybook.errors import ConfigError
+from tallybook._db.verb import run
+from tallybook.errors import ConfigError, QueueUnavailable
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.nodes import At, Nodes, sorted_out
+
+STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead")
+_MOST_QUEUES = 12
+_SAME_LOOK = 0.5  # seconds; the two topics of a page share one reading
+_FLOW_GOOD = 5.0  # seconds; it reads the series of a day
+_SHOWN = ("paused", "workers", "horizon")
+"""Checks of the doctor that the overview makes on its own, without delay."""
+_COMPLETED_TODAY = f"""\
+select cast(coalesce(sum(c.completed), 0) as bigint)
+  from {COMPLETED.called(since="date_trunc('day', clock_timestamp())")} as c"""  # noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    reading: top.Reading
+    rates: top.Rates
+    today: int  # jobs that completed today
+    good_until: float  # when to read `rates` and `today` again; this and `at`, the time of the reading, are monotonic
+    at: float
+
+
+class Readings:
+    """The figures of all nodes, or of the one database. Those of a node that is away stay, with their age."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self.last: dict[str, Look] = {}  # of each node
+
+    async def read(self, only: str = "") -> dict[str, Any]:
+        """Return the values for the overview. QueueUnavailable if no node has ever answered."""
+        said = await self._nodes.ask(self._look, only)
+        found = {one.name: one.value or self.last.get(one.name) for one in said}
+        known = {name: look for name, look in found.items() if look is not None}
+        if not known:
+            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
+        now = top.merged({name: one.reading for name, one in known.items()}) if self._nodes.many else known[""].reading
+        seen = [(at, one) for at in await self._nodes.chosen(only) for one in at.database.examination.last()]
+        findings = [(at.name, one) for at, one in seen if at.away is None and not one.good and one.name not in _SHOWN]
+        queues = sorted(now.queues.values(), key=lambda one: one["name"])
+        queues.sort(key=lambda one: one["available"] + one["running"] + one["dead"], reverse=True)
+        return {
+            "now": now, "rates": top.added([one.value.rates for one in said if one.value]), "findings": findings,
+            "total": {state: sum(one[state] or 0 for one in queues) for state in STATES},
+            "queues": queues[:_MOST_QUEUES], "more_queues": max(0, len(queues) - _MOST_QUEUES),
+            "paused": [(one["name"], one.get("node")) for one in queues if one["paused_at"]],
+            "silent": [one for one in now.workers if one["silent"]],
+            "today": sum(one.today for one in known.values()),
+            "gone": [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None],
+        }  # fmt: skip
+
+    async def _look(self, conn: Conn, name: str) -> Look:
+        last = self.last.get(name)
+        now = await top.read_async(conn, None if last is None else last.reading)
+        if last is not None and time.monotonic() <= last.good_until:
+            self.last[name] = found = replace(last, reading=now, at=time.monotonic())
+            return found
+        row = await (await conn.execute(_COMPLETED_TODAY)).fetchone()
+        ended = await run(conn, throughput("1 min"))
+        found = Look(now, top.flow(ended), row[0] if row else 0, time.monotonic() + _FLOW_GOOD, time.monotonic())
+        self.last[name] = found
+        return found
+
+    def age(self, name: str) -> float | None:
+        """Return the age of a node's figures in seconds; None if there are none."""
+        found = self.last.get(name)
+        return None if found is None else time.monotonic() - found.at
+
+    async def point(self, only: str = "") -> str:
+        """Return the newest point of the charts and the counts of the side bar, as JSON."""
+        names = [at.name for at in await self._nodes.chosen(only)]
+        if all((age := self.age(name)) is None or age >= _SAME_LOOK for name in names):
+            await self.read(only)
+        found = [one for name in names if (one := self.last.get(name))]
+        queues = [queue for one in found for queue in one.reading.queues.values()]
+        sums = {state: sum(one[state] or 0 for one in queues) for state in STATES}
+        rates = top.added([one.rates for one in found])
+        at = max(one.reading.now.timestamp() for one in found)
+        sums |= {"open": sums["available"] + sums["running"], "queues": len({one["name"] for one in queues})}
+        sums["workers"] = sum(one.reading.alive for one in found)
+        return json.dumps({"at": at, "completed": rates.completed, "failed": rates.failed, **sums})
+
 
 _FEWEST = 16
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -21,17 +112,15 @@ _READY = "select to_regclass('tallybook.entry') is not null"
 def metrics_route(nodes: Nodes, *, token: str | None = None, admits: Callable[[Request], bool] | None = None) -> Route:
     """Return a route with the metrics of the database, as in a worker's /metrics. They are read at most once a second.
 
-    A request needs `Authorization: Bearer TOKEN`, or must be accepted by `admits`, which may check a session; others
-    get a 401. With neither of the two, every request is served, and the application that mounts the route has to
-    protect it. An unreachable database is `tallybook_up 0` with a 200. ConfigError if the token has fewer than 16
-    characters, or characters that a header cannot carry.
-
-    With several nodes, each series has the label `node`, and each node has its own `tallybook_up`.
-
-        Starlette(routes=[metrics_route(nodes, token=os.environ["METRICS_TOKEN"])])
+    A request needs `Authorization: Bearer TOKEN`, or must be accepted by `admits`; others get a 401. With neither of
+    the two, every request is served. An unreachable database is `tallybook_up 0` with a 200; with several nodes, each
+    has its own. ConfigError if the token has fewer than 16 characters, or characters that a header cannot carry.
     """
-    if token is not None:
-        _check(token)
+    if token is not None and (not isinstance(token, str) or len(token) < _FEWEST):
+        hint = 'Make one with python -c "import secrets; print(secrets.token_urlsafe(32))"'
+        raise ConfigError("token", "(not shown)", f"must have at least {_FEWEST} characters", hint=hint)
+    if token is not None and (not (token.isascii() and token.isprintable()) or " " in token):
+        raise ConfigError("token", "(not shown)", "has characters that a header cannot carry")
     asked: dict[str, tuple[Asked[Numbers], Shown]] = {}
 
     async def numbers(at: At) -> dict[str, list[Sample]]:
@@ -58,11 +147,10 @@ def metrics_route(nodes: Nodes, *, token: str | None = None, admits: Callable[[R
 
 
 def health_routes(nodes: Nodes) -> list[Route]:
-    """Return the routes of the probes.
+    """Return the routes of the probes, which show nothing secret and need no authentication.
 
-    `/healthz` is 200 while the process answers. `/readyz` is 200 while the database answers and has Tallybook
-    installed, otherwise 503; of several nodes one is enough. They read the database at most once a second, show nothing
-    secret and need no authentication.
+    `/healthz` is 200 while the process answers. `/readyz` is 200 while the database, or one of several nodes, answers
+    and has Tallybook installed, otherwise 503. It reads the database at most once a second.
     """
 
     async def answer() -> bool:
@@ -89,15 +177,6 @@ def health_routes(nodes: Nodes) -> list[Route]:
 def knows_token(request: Request, token: str | None) -> bool:
     """Return whether the request has this bearer token, in constant time."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return (
-        token is not None and scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
-    )
-
-
-def _check(token: str) -> None:
-    shown = "(not shown)"
-    if not isinstance(token, str) or len(token) < _FEWEST:
-        hint = 'Make one with python -c "import secrets; print(secrets.token_urlsafe(32))"'
-        raise ConfigError("token", shown, f"must have at least {_FEWEST} characters", hint=hint)
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        raise ConfigError("token", shown, "has characters that a header cannot carry")
+    if token is None or scheme.lower() != "bearer":
+        return False
+    return hmac.compare_digest(given.strip().encode(), token.encode())

@@ -19,11 +19,12 @@ from tallybook.errors import ConfigError, QueueUnavailable
 from tallybook.extra.dashboard.database import Conn, Database
 
 T = TypeVar("T")
+Question = Callable[[Conn, str], Awaitable[T]]
+"""Reads something on a connection to a node with this name."""
 log = logging.getLogger("tallybook.web")
 
 ANSWER = 2.0  # seconds that a node has for its answer, and between two checks of a node that is away
 _GOOD = 30.0  # seconds for which the list of nodes is cached
-_NO_ANSWER = f"no answer within {ANSWER:g} s"
 
 
 @dataclass(slots=True)
@@ -50,22 +51,18 @@ class Nodes:
     """All nodes. Without `which` there is one without a name, and its errors are raised unchanged."""
 
     def __init__(
-        self,
-        app: Source,
-        *,
-        dsn: str | None = None,
-        read_dsn: str | None = None,
-        which: str | None = None,
-        max_size: int = 4,
+        self, app: Source, dsn: str | None = None, read_dsn: str | None = None, which: str | None = None, most: int = 4
     ) -> None:
-        """ConfigError for a standby together with several nodes."""
+        """Each node gets at most `most` connections. ConfigError for a standby together with several nodes."""
         if read_dsn is not None and which is not None:
             reason = "is a standby of one database, not of several nodes"
             raise ConfigError("read_dsn", "(not shown)", reason, hint="Pass only one of the two")
         self.many = which is not None
-        self.first = Database(app, dsn=dsn, read_dsn=read_dsn, max_size=max_size)
+        self.first = Database(app, dsn, most)
         """The database of the DSN: the only one, or the one that has the list of nodes."""
-        self._app, self._which, self._max_size = app, which or "all", max_size
+        if read_dsn is not None:
+            self.first.reads = Database(app, read_dsn, most, is_standby=True)
+        self._app, self._which, self._most = app, which or "all", most
         self._at: dict[str, At] = {}
         self._read_at = float("-inf")
         self._beside: set[asyncio.Future[Any]] = set()
@@ -88,7 +85,8 @@ class Nodes:
 
     async def _read(self) -> None:
         try:
-            listed = await asyncio.to_thread(self._listed, bool(self._at))
+            every = await asyncio.to_thread(finding.nodes, self.first.conninfo)
+            listed = await asyncio.to_thread(finding.numbered, finding.chosen(every, self._which, again=bool(self._at)))
         except Exception as error:  # the database that has the list is away, or the list is wrong now
             if not self._at:
                 raise
@@ -100,16 +98,12 @@ class Nodes:
             if old is not None and old.node.dsn == node.dsn:
                 old.node = node if node.number is not None else replace(node, number=old.node.number)
             else:
-                old = At(node, Database(self._app, dsn=node.dsn, max_size=self._max_size, wait=ANSWER, answer=ANSWER))
+                old = At(node, Database(self._app, node.dsn, self._most, within=ANSWER))
             self._at[node.name] = old
         self._read_at = time.monotonic()
         for gone in before.values():
             log.info("node %s is not shown any more: it is not in the list", gone.name)
             await gone.database.close()
-
-    def _listed(self, again: bool) -> tuple[finding.Node, ...]:
-        every = finding.nodes(self.first.conninfo)
-        return finding.numbered(finding.chosen(every, self._which, again=again))
 
     async def named(self, name: str) -> At:
         """Return the node of this name, or the home node for an empty name. Raises UnknownNode."""
@@ -124,16 +118,14 @@ class Nodes:
         node = finding.of_job([at.node for at in found], job)
         return next(at for at in found if at.node is node)
 
-    async def ask(self, question: Callable[[Conn, str], Awaitable[T]], only: str = "") -> list[Answer[T]]:
+    async def ask(self, question: Question[T], only: str = "") -> list[Answer[T]]:
         """Call `question` with a connection and a name for all nodes at the same time, or for one. Return the answers.
 
         A node that does not answer has an error instead of a value. Other errors of Tallybook are raised.
         """
         return await asyncio.gather(*(self.ask_one(at, question) for at in await self.chosen(only)))
 
-    async def answered(
-        self, question: Callable[[Conn, str], Awaitable[T]], only: str = ""
-    ) -> tuple[dict[str, T], list[Answer[T]]]:
+    async def answered(self, question: Question[T], only: str = "") -> tuple[dict[str, T], list[Answer[T]]]:
         """Ask as above. Return the answers by name of node, and the nodes without one, as `sorted_out` does."""
         return sorted_out(await self.ask(question, only))
 
@@ -141,7 +133,7 @@ class Nodes:
         """Return all nodes, or the node of this name. Raises UnknownNode."""
         return [await self.named(only)] if only else await self.known()
 
-    async def ask_one(self, at: At, question: Callable[[Conn, str], Awaitable[T]]) -> Answer[T]:
+    async def ask_one(self, at: At, question: Question[T]) -> Answer[T]:
         async def read() -> T:
             async with at.database.read() as conn:
                 return await question(conn, at.name)
@@ -180,7 +172,9 @@ class Nodes:
 
     def lost(self, at: At, error: Exception) -> None:
         reason = error.reason if isinstance(error, QueueUnavailable) else None  # pages name the node, not the server
-        at.away = _NO_ANSWER if isinstance(error, TimeoutError) else reason or first_line(error)
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {ANSWER:g} s"
+        at.away = reason or first_line(error)
         at.looked_at = time.monotonic()
 
     async def _look_again(self, at: At) -> None:

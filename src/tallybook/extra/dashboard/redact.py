@@ -64,7 +64,6 @@ def error_view(error: object) -> dict[str, Any]:
 
 
 def error_views(errors: object) -> list[dict[str, Any]]:
-    """Return an error history, newest first."""
     return [error_view(error) for error in reversed(errors)] if isinstance(errors, list) else []
 
 

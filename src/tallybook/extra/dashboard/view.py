@@ -1,7 +1,9 @@
-"""The request of a page: it reads, renders, and changes something together with its audit row."""
+"""What all pages share: the parts of a dashboard, and the request of a page, which reads, renders and changes."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -9,20 +11,77 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from tallybook import errors
 from tallybook._app import App
 from tallybook._db import audit
 from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
-from tallybook._db.nodes import Answer
+from tallybook._db.nodes import Answer, node_of
 from tallybook._db.verb import Verb, run
-from tallybook.errors import InvalidArgument, TallybookError
-from tallybook.extra.dashboard.asked import job_of
+from tallybook.extra.dashboard.access import Access, Sessions, Visit
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
-from tallybook.extra.dashboard.nodes import At
-from tallybook.extra.dashboard.render import address
-from tallybook.extra.dashboard.session import Visit
-from tallybook.extra.dashboard.shared import Shared
+from tallybook.extra.dashboard.live import Live
+from tallybook.extra.dashboard.metrics import Readings
+from tallybook.extra.dashboard.nodes import At, Nodes, Question
+from tallybook.extra.dashboard.texts import address, environment, id_of
+from tallybook.extra.dashboard.users import User
 
 T = TypeVar("T")
+_STATUS: dict[type[Exception], int] = {
+    errors.UnknownJob: 404, errors.UnknownQueue: 404, errors.UnknownSchedule: 404, errors.UnknownTask: 404,
+    errors.UnknownProvider: 404, errors.InvalidArgument: 400, errors.KeyTaken: 409, errors.QueueUnavailable: 503,
+    errors.CommitUnknown: 503, errors.SchemaError: 503, errors.UnknownNode: 404,
+}  # fmt: skip
+_AT_ONCE = 2  # passwords that are checked at the same time, at 0.1 s and 32 MB each
+_IN_DOUBT = "The connection was lost at the commit: the change may have been made. Check before you repeat it."
+
+
+class Shared:
+    """The base of Site: the part that pages use."""
+
+    def __init__(self, app: App, access: Access, nodes: Nodes, *, secret: str | None) -> None:
+        self.app, self.access, self.nodes = app, access, nodes
+        self.live = Live(nodes)
+        self.sessions = Sessions(secret)
+        self.overview = Readings(nodes)
+        self.env = environment()
+        # The turns of the checks of passwords, and the number of logins that have one or wait.
+        self.turns, self.waiting = asyncio.Semaphore(_AT_ONCE), 0
+        self.root = ""  # where the dashboard is mounted, known from a request; fragments for all viewers use it
+
+    def fragment(self, template: str, only: str = "", **values: Any) -> str:
+        """Render a part of a page for all viewers, or for all viewers of a node, without values of a single viewer."""
+        url = partial(address, self.root, **({"node": only} if only else {}))
+        return self.env.get_template(template).render(url=url, site=self, **values)
+
+    def node_name(self, job: int) -> str:
+        """Return the name of a job's node for display; an empty text if there is one database."""
+        if not self.nodes.many:
+            return ""
+        number = node_of(job)
+        return next((at.name for at in self.nodes.read if at.node.number == number), f"node {number}")
+
+    def why_read_only(self, user: User | None) -> str:
+        if self.access.read_only:
+            advice = "Start it with --operate, or with read_only=False, to change things from here."
+            return f"This dashboard is read-only. {advice}"
+        return f"{user.name if user else 'You'} may view the dashboard, but not change anything."
+
+    def explain(self, error: Exception) -> tuple[int, str, str | None]:
+        """Return the status, message and hint for an exception; never an internal text."""
+        if isinstance(error, QueryCanceled):
+            return 504, "The database did not answer in time.", "Use more filters, or try again."
+        if isinstance(error, IN_THE_WAY):
+            return 503, "Another transaction holds a lock that this needs. Nothing was changed.", "Try again."
+        if isinstance(error, DataError) and error.sqlstate:  # without one, the driver could not read an answer
+            return 400, "The database cannot store one of these values.", None
+        if isinstance(error, InsufficientPrivilege):
+            why = "The database login of this dashboard lacks the right to do that."
+            hint = "Its login needs the operator's role: https://github.com/tallybook/tallybook/blob/main/docs/roles.md"
+            return 403, why, hint
+        if isinstance(error, errors.TallybookError):
+            status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
+            return status, _IN_DOUBT if isinstance(error, errors.CommitUnknown) else str(error), None
+        return 500, "Something went wrong in the dashboard. See its log.", None
 
 
 class View:
@@ -44,14 +103,9 @@ class View:
 
     async def at(self) -> At:
         """Return the node of the request: that of its job, the one in the address, or the home. Raises UnknownNode."""
-        job = job_of(self.job)
+        job = id_of(self.form("job") or str(self.path.get("id", "")))
         nodes = self.site.nodes
         return await nodes.named(self.asked("node")) if job is None else await nodes.of_job(job)
-
-    @property
-    def job(self) -> str:
-        """The id of the job in the address, or an empty text."""
-        return str(self.path.get("id", ""))
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Conn]:
@@ -61,7 +115,7 @@ class View:
         async with at.database.read() as conn:
             yield conn
 
-    async def ask(self, question: Callable[[Conn, str], Awaitable[T]]) -> dict[str, T]:
+    async def ask(self, question: Question[T]) -> dict[str, T]:
         """Return the answers by name of node, or that of the node in the address. QueueUnavailable if none answers."""
         found, self.away = await self.site.nodes.answered(question, self.asked("node"))
         return found
@@ -69,6 +123,10 @@ class View:
     def asked(self, name: str, default: str = "") -> str:
         """Return a parameter of the query, stripped."""
         return self.request.query_params.get(name, default).strip()
+
+    def form(self, name: str) -> str:
+        """Return a field of the form, stripped; it is empty if the request has none."""
+        return (self.visit.form.get(name) or [""])[0].strip()
 
     def asked_all(self, name: str) -> list[str]:
         return [value.strip() for value in self.request.query_params.getlist(name) if value.strip()]
@@ -80,13 +138,14 @@ class View:
         return address(self.visit.root, path, **query)
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+        """Return a page. One with a `problem` of the values in the address has status 400."""
         text = self.site.env.get_template(template).render(
             url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root),
             user=self.user, may_operate=self.may_operate, token=self.visit.session.token,
-            notice=self.visit.session.pop("notice"), site=self.site, here=self.here, here_on=self.here_on,
+            notice=self.visit.session.pop("notice", None), site=self.site, here=self.here, here_on=self.here_on,
             node=self.node, away=self.away, only=self.asked("node"), **values,
         )  # fmt: skip
-        return HTMLResponse(text, status)
+        return HTMLResponse(text, 400 if status == 200 and values.get("problem") else status)
 
     def refused(self, status: int, why: str) -> HTMLResponse:
         return self.render("error.html", status=status, title="Not this way", message=why, hint=None)
@@ -94,10 +153,9 @@ class View:
     def here_on(self, node: str) -> str:
         """Return the address of this page for another node, or for all, from its first page on."""
         given = self.request.query_params
-        asked = {
-            name: given.getlist(name) for name in given if name not in ("node", "from") and not name.startswith("after")
-        }
-        return self.url(self.request.url.path.removeprefix(self.visit.root), **{**asked, "node": node})
+        kept = [name for name in given if name not in ("node", "from") and not name.startswith("after")]
+        asked: dict[str, Any] = {name: given.getlist(name) for name in kept}
+        return self.url(self.request.url.path.removeprefix(self.visit.root), **asked, node=node)
 
     @property
     def here(self) -> str:
@@ -110,7 +168,7 @@ class Act(View):
 
     conn: Conn  # in the transaction
     _audited = False
-    _next: str | None = None
+    then: str | None = None  # the page to go to afterwards, instead of the page of the form
 
     @asynccontextmanager
     async def step(self, at: At | None = None) -> AsyncIterator[Conn]:
@@ -123,19 +181,11 @@ class Act(View):
             if not self._audited:
                 raise RuntimeError(f"{self.request.url.path} changed something without a word to the audit")
 
-    @property
-    def job(self) -> str:
-        return self.form("job") or super().job
-
-    def form(self, name: str) -> str:
-        """Return a field of the form, stripped."""
-        return (self.visit.form.get(name) or [""])[0].strip()
-
     def whole(self, name: str) -> int:
         """Return a field that is a whole number. InvalidArgument if it is not."""
         text = self.form(name)
         if not (text.isascii() and text.isdecimal() and len(text) < 10):
-            raise InvalidArgument(f"{name} must be a whole number, not {text[:50]!r}. Nothing was changed.")
+            raise errors.InvalidArgument(f"{name} must be a whole number, not {text[:50]!r}. Nothing was changed.")
         return int(text)
 
     def form_all(self, name: str) -> list[str]:
@@ -149,18 +199,14 @@ class Act(View):
         if changed not in (False, "unchanged"):
             await run(self.conn, audit.add(self.user, "web", action, target, done))
 
-    def go(self, path: str, **query: Any) -> None:
-        """Set the page to go to afterwards, instead of the page of the form."""
-        self._next = self.url(path, **query)
-
     def nothing(self) -> None:
         """Declare that nothing was changed, so that no audit row is needed."""
         self._audited = True
 
     def after(self) -> str:
         """Return the address to go to afterwards, always a page of this dashboard."""
-        if self._next is not None:
-            return self._next
+        if self.then is not None:
+            return self.url(self.then)
         back = self.form("back")
         return back if is_inside(back, self.visit.root) else self.url("/")
 
@@ -173,8 +219,6 @@ def is_inside(address: str, root: str) -> bool:
     return not {".", ".."} & set(path.split("/"))
 
 
-_TOLD = (DataError, QueryCanceled, *IN_THE_WAY, InsufficientPrivilege)
-"""Errors of the database that an action shows as a notice on the page of its form."""
 Page = Callable[[View], Awaitable[Response]]
 Action = Callable[[Act], Awaitable[str]]
 
@@ -198,8 +242,8 @@ class Pages:
     def action(self, path: str, *, steps: bool = False) -> Callable[[Action], Action]:
         """Register an action: POST of a form. The function returns the notice for the user.
 
-        It runs in one transaction or, with `steps`, in those that it begins with `act.step()`. An error of Tallybook
-        rolls back the current transaction and becomes the notice.
+        It runs in one transaction or, with `steps`, in those that it begins with `act.step()`. An error that a user can
+        understand rolls back the current transaction and becomes the notice.
         """
 
         def add(fn: Action) -> Action:
@@ -209,7 +253,7 @@ class Pages:
                     async with nullcontext() if steps else act.step():
                         said = await fn(act)
                     kind = "done"
-                except (TallybookError, *_TOLD) as error:
+                except (errors.TallybookError, DataError, QueryCanceled, *IN_THE_WAY, InsufficientPrivilege) as error:
                     said, kind = act.site.explain(error)[1], "problem"
                 act.visit.session["notice"] = (kind, said[:500])
                 return RedirectResponse(act.after(), 303)
@@ -242,8 +286,7 @@ class Pages:
             became = await do(act.app, name, act.user, **values).on(act.conn)
             about = {target or action.partition(".")[0]: name, **values}
             await act.audit(action, about, {done: became}, changed=became)
-            if then is not None:
-                act.go(then)
+            act.then = then
             return told[0 if became else 1].format(name, became, **values)
 
         self.action(path)(press)

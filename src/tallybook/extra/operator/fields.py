@@ -182,9 +182,8 @@ def read(fields: Sequence[Field], given: Mapping[str, Any], *, text: bool = Fals
             if field.required:
                 raise Problem("invalid", f"{field.name} is missing")
             continue
-        value = given[field.name]
         try:
-            found[field.name] = (field.of_text if text and field.of_text else field.read)(value)
+            found[field.name] = (field.of_text if text and field.of_text else field.read)(given[field.name])
         except ConfigError as error:
             raise Problem("invalid", str(error).removesuffix(".")) from None
         except (ValueError, OverflowError) as error:

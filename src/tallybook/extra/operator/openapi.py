@@ -1,6 +1,5 @@
 """The OpenAPI 3.1 document, built from the table of endpoints. It contains nothing secret and needs no signature."""
 
-from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
@@ -120,12 +119,8 @@ def _responses(operation: Operation, many: bool) -> dict[str, Any]:
     always = [code for code in _ALWAYS if operation.method == "POST" or code not in ("malformed", "conflict")]
     codes = {*operation.codes, *always, *(("in_doubt", "read_only") if operation.changes else ())}
     for status, of_status in groupby(filter(codes.__contains__, CODES), key=lambda code: CODES[code][0]):
-        found[str(status)] = _problem(list(of_status))
+        told = [(code, CODES[code][1]) for code in of_status]
+        shown = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": Problem(*told[0]).document}
+        about = " ".join(f"{code}: {meaning}" for code, meaning in told)
+        found[str(status)] = {"description": about, "content": {"application/problem+json": shown}}
     return found
-
-
-def _problem(codes: list[str]) -> Mapping[str, Any]:
-    example = Problem(codes[0], CODES[codes[0]][1]).document
-    shown = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}
-    about = " ".join(f"{code}: {CODES[code][1]}" for code in codes)
-    return {"description": about, "content": {"application/problem+json": shown}}

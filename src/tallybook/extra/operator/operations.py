@@ -1,13 +1,12 @@
 """The endpoint as one value: the server runs it, and the OpenAPI document is built from it."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from tallybook._app import App
 from tallybook._db import audit
-from tallybook._db.declared import Call
 from tallybook._db.verb import run
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator.fields import INSTANT, Field
@@ -63,11 +62,6 @@ class Changed:
     letters: list[dict[str, Any]] = field(default_factory=list)  # that it was applied to, oldest first
 
 
-Reads = Callable[[Ask, Conn], Awaitable[dict[str, Any]]]
-Changes = Callable[[Ask, Conn], Awaitable[Changed]]
-Reach = Callable[[Ask, Conn], Awaitable[None]]
-
-
 class Shape(NamedTuple):
     """What a successful answer looks like."""
 
@@ -95,8 +89,8 @@ class Operation:
     whole: bool = False  # whether keys that are limited to some queues are refused
     newest: tuple[str, str] | None = None  # of a list: the member that orders its rows, and the value that limits them
     created: bool = False  # whether it can also return 201
-    reads: Reads | None = None
-    changes: Changes | None = None
+    reads: Callable[[Ask, Conn], Awaitable[dict[str, Any]]] | None = None
+    changes: Callable[[Ask, Conn], Awaitable[Changed]] | None = None
 
     @property
     def method(self) -> str:
@@ -142,28 +136,7 @@ def listed(name: str, item: Shape) -> Shape:
     return record(**{name: ({"type": "array", "items": item.schema}, [item.example])})
 
 
-def steering(
-    field: Field, verb: str, about: str, action: str, reach: Reach, call: Callable[[Ask], Call[bool]]
-) -> Operation:
-    """Return the operation that pauses or resumes what a field names. `reach` checks that the key may do that."""
-    noun, paused = field.name, verb == "pause"
-
-    async def change(ask: Ask, conn: Conn) -> Changed:
-        await reach(ask, conn)
-        changed = await run(conn, call(ask))
-        await reach(ask, conn)  # again under the lock: a Problem here rolls everything back
-        answer = {noun: ask[noun], "paused": paused, "changed": changed}
-        return Changed(answer, action if changed else None, {noun: ask[noun]})
-
-    return Operation(
-        f"{verb}_{noun}", f"/{noun}s/{{{noun}}}/{verb}", "operate", about, in_path=(field,), codes=("unknown", "queue"),
-        answer=record(**{noun: field.example}, paused=paused, changed=True), changes=change,
-    )  # fmt: skip
-
-
-def merged(
-    operation: Operation, ask: Ask, found: Mapping[str, Mapping[str, Any]], away: Sequence[str]
-) -> dict[str, Any]:
+def merged(operation: Operation, ask: Ask, found: dict[str, dict[str, Any]], away: list[str]) -> dict[str, Any]:
     """Merge the answers of several nodes: each row has its `node`, and `away` lists the nodes that did not answer."""
     ((name, _),) = next(iter(found.values())).items()
     rows = [{**row, "node": node} for node, answer in found.items() for row in answer[name]]
@@ -172,7 +145,7 @@ def merged(
         # Not as texts: a whole second has no fraction. Ids put jobs of one instant in the order of the pages.
         rows.sort(key=lambda row: (datetime.fromisoformat(row[by]), row.get("job")), reverse=True)
         rows = rows[: ask.get(most, 50)]
-    return {name: rows, "away": list(away)}
+    return {name: rows, "away": away}
 
 
 def plain(value: Any) -> Any:

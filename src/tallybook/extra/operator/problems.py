@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -43,7 +42,7 @@ class Problem(Exception):
     """A refusal: a code for programs, which sets the status, and a sentence for people."""
 
     def __init__(
-        self, code: str, detail: str, *, hint: str | None = None, headers: Mapping[str, str] | None = None
+        self, code: str, detail: str, *, hint: str | None = None, headers: dict[str, str] | None = None
     ) -> None:
         super().__init__(detail)
         self.status = CODES[code][0]

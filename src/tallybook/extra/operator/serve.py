@@ -75,7 +75,7 @@ def operator_api(
         uvicorn.run(operator_api(app, keys="/etc/tallybook/keys.toml"), port=8801)
     """
     given = read_keys(keys) if isinstance(keys, str | os.PathLike) else keys
-    return OperatorApi(app, KeyRing(given), Nodes(app, dsn=dsn, which=nodes, max_size=max_size), read_only=read_only)
+    return OperatorApi(app, KeyRing(given), Nodes(app, dsn=dsn, which=nodes, most=max_size), read_only=read_only)
 
 
 def beside(site: ASGIApp, api: OperatorApi) -> ASGIApp:
@@ -106,7 +106,10 @@ class OperatorApi:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan of a server that runs only this app."""
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
+            while (await receive())["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            await self.close()
+            await send({"type": "lifespan.shutdown.complete"})
         elif scope["type"] == "http":
             try:
                 response = await self._answer(scope, receive)
@@ -120,12 +123,6 @@ class OperatorApi:
             await response(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while (await receive())["type"] == "lifespan.startup":
-            await send({"type": "lifespan.startup.complete"})
-        await self.close()
-        await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
         path = served_path(scope)
@@ -165,7 +162,6 @@ class OperatorApi:
         return _json(merged(operation, ask, found, [one.name for one in away]))
 
     async def _chosen(self, operation: Operation, ask: Ask) -> list[At]:
-        """Return the nodes to send the request to."""
         node = ask.get("node", "")
         if "job" in ask.values:
             return [await self._nodes.of_job(ask["job"])]
@@ -228,29 +224,28 @@ def _json(answer: Mapping[str, Any], status: int = 200) -> Response:
 
 async def read_body(request: Request) -> bytes:
     """Return the whole body. A Problem if it is compressed or exceeds 1 MB; reading stops there."""
+    too_large = Problem("too_large", f"a body has at most {MAX_BYTES} bytes", headers={"Connection": "close"})
     for raw, value in request.headers.raw:
         name = raw.lower()
         if name == b"content-length" and (not value.isdigit() or int(value[:20]) > MAX_BYTES):
-            raise _too_large()
+            raise too_large
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise Problem("media_type", "compressed bodies are not supported")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BYTES:
-            raise _too_large()
+            raise too_large
     return bytes(body)
-
-
-def _too_large() -> Problem:
-    return Problem("too_large", f"a body has at most {MAX_BYTES} bytes", headers={"Connection": "close"})
 
 
 def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
     """Return the JSON object in the body; an empty body is an empty object. A Problem for anything else."""
     if not body:
         return {}
-    if len(content_types) != 1 or not _is_json(content_types[0]):
+    # Several headers are refused: they are joined by a comma, which no accepted value has.
+    kind, _, more = (part.strip() for part in b",".join(content_types).decode("latin-1").lower().partition(";"))
+    if kind != "application/json" or more not in ("", "charset=utf-8", 'charset="utf-8"'):
         raise Problem("media_type", "a body needs the header Content-Type: application/json")
     steps = (1 if bracket[0] in b"[{" else -1 for bracket in _BRACKET.finditer(_STRING.sub(b"", body)))
     if any(depth > MAX_DEPTH for depth in accumulate(steps)):
@@ -263,8 +258,3 @@ def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Problem("invalid", "the body must be one JSON object")
     return found
-
-
-def _is_json(value: bytes) -> bool:
-    kind, _, more = (part.strip() for part in value.decode("latin-1").lower().partition(";"))
-    return kind == "application/json" and more in ("", "charset=utf-8", 'charset="utf-8"')

@@ -12,7 +12,7 @@ from tallybook._db import providers as calls
 from tallybook._db.providers import Stored
 from tallybook._db.verb import Steps
 from tallybook._model.options import check_name
-from tallybook._model.provider import Keyring, Place, Provider, Sealed, Secret, parse_keys
+from tallybook._model.provider import Keyring, Place, Provider, Secret, parse_keys
 from tallybook.errors import ConfigError, SecretError, UnknownProvider
 
 _TRIES = 20
@@ -109,10 +109,15 @@ def load(keys: KeySource) -> Steps[dict[str, Provider]]:
 
 def test(name: str, keys: KeySource) -> Steps[list[Tested]]:
     stored = yield from _known(name)
-    return [
-        Tested(place.provider, place.field, place.slot, sealed.key_id, _problem(place, sealed, keys))
-        for place, sealed in stored.secrets.items()
-    ]
+    found = []
+    for place, sealed in stored.secrets.items():
+        problem = None
+        try:
+            keys.keyring().open(place, sealed)
+        except SecretError as error:
+            problem = error
+        found.append(Tested(place.provider, place.field, place.slot, sealed.key_id, problem))
+    return found
 
 
 def set_secret(name: str, field: str, secret: Secret, keys: KeySource, *, keep_previous: bool) -> Steps[str]:
@@ -191,11 +196,3 @@ def _decrypted(stored: Stored, keys: KeySource) -> Provider:
                 secret.previous = opened.get(Place(place.provider, place.field, "previous"))
                 secrets[place.field] = secret
     return Provider(stored.name, stored.kind, stored.settings, secrets)
-
-
-def _problem(place: Place, sealed: Sealed, keys: KeySource) -> SecretError | None:
-    try:
-        keys.keyring().open(place, sealed)
-    except SecretError as error:
-        return error
-    return None

@@ -18,10 +18,8 @@ only enqueue need neither.
 """
 
 from tallybook.extra.tasks._email import email
-from tallybook.extra.tasks._http import http
+from tallybook.extra.tasks._http import http, new_signing_secret, sms, webhook
 from tallybook.extra.tasks._notification import notification
 from tallybook.extra.tasks._provider import Registry
-from tallybook.extra.tasks._sms import sms
-from tallybook.extra.tasks._webhook import new_signing_secret, webhook
 
 __all__ = ["Registry", "email", "http", "new_signing_secret", "notification", "sms", "webhook"]

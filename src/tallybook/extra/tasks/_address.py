@@ -13,9 +13,6 @@ from typing import Any
 
 from tallybook.errors import ConfigError
 
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
-
 _NAT64 = IPv6Network("64:ff9b::/96")
 _SPECIAL = {
     ip_network(network): what
@@ -28,7 +25,7 @@ _SPECIAL = {
 """Ranges in addition to those of `ipaddress`, which differ between releases of Python."""
 
 
-def problem(address: Address) -> str | None:
+def problem(address: IPv4Address | IPv6Address) -> str | None:
     """Return why a job must not call this address, or None for an ordinary public one."""
     if isinstance(address, IPv6Address):
         if address.scope_id is not None:
@@ -57,7 +54,7 @@ class Allowed:
     """The hosts and networks that jobs may call although they are not public."""
 
     names: frozenset[str] = frozenset()
-    networks: tuple[Network, ...] = ()
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     @classmethod
     def of(cls, said: Any, *, option: str) -> Allowed:

@@ -1,25 +1,27 @@
 """The task `tallybook.email`: send one message through a provider's SMTP server."""
 
+import asyncio
 import hashlib
 import json
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP as POLICY
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from tallybook._model.backoff import Exponential
-from tallybook._model.provider import Provider
+from tallybook._model.provider import Provider, Secret
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed, ConfigError
-from tallybook.extra.tasks._provider import needed, ready_made, text_setting
-from tallybook.extra.tasks._smtp import Server
+from tallybook.extra.tasks._provider import Mask, needed, option, ready_made, seconds, text_setting
 
 PATIENT = Exponential(timedelta(minutes=1), factor=4, cap=timedelta(hours=6), jitter=True)
 _ADDRESS = re.compile(r"[^\s@<>()\[\],;:\\\"]{1,64}@[^\s@<>()\[\],;:\\\"]{1,255}")
@@ -30,6 +32,9 @@ _OURS = {
 }
 _MOST_RECIPIENTS = 100
 _TEMPLATE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")
+_QUIT = 2.0
+_PORTS = {"tls": 465, "starttls": 587, "none": 25}
+"""By the setting `tls`: from the first byte, by STARTTLS, or not at all."""
 _FILES = {"subject": "subject", "text": "txt", "html": "html"}
 
 
@@ -97,7 +102,7 @@ async def email(
 
 
 async def _deliver(
-    ctx: Context, provider: Provider, server: Server, message: EmailMessage, sender: str, recipients: list[str]
+    ctx: Context, provider: Provider, server: "Server", message: EmailMessage, sender: str, recipients: list[str]
 ) -> dict[str, Any]:
     """Send the message to the recipients that no earlier attempt has settled."""
     before = await ctx.get_checkpoint() if ctx.attempt > 1 else None
@@ -181,11 +186,9 @@ def _rendered(who: str, name: str, values: Mapping[str, Any]) -> dict[str, str]:
 @lru_cache(maxsize=8)
 def _environment(folder: str) -> Any:
     """Return an environment that escapes values in HTML but not in text, and raises an error for a missing value."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-    def escaped(name: str | None) -> bool:
-        return name is not None and name.endswith(".html")
-
+    escaped = select_autoescape(["html"])
     return Environment(loader=FileSystemLoader(folder), autoescape=escaped, undefined=StrictUndefined)
 
 
@@ -205,3 +208,87 @@ def _add_content(who: str, message: EmailMessage, text: str | None, html: str | 
 
 def _wrong(who: str, what: str) -> CallFailed:
     return CallFailed(f"{who}: {what}", no_retry=True)
+
+
+@dataclass(frozen=True)
+class Server:
+    """The SMTP server of a provider. Errors show `who`."""
+
+    who: str
+    name: str
+    timeout: float
+    password: Secret | None = field(repr=False)
+    mask: Mask = field(repr=False)
+    options: dict[str, Any] = field(repr=False)  # of the library's client, without the password
+
+    @classmethod
+    def of(cls, who: str, provider: Provider) -> Self:
+        """Return the server of the provider's settings. ConfigError for an invalid setting."""
+        tls = text_setting(provider, "tls", "starttls")
+        if tls not in _PORTS:
+            raise ConfigError(option(provider, "tls"), tls, "must be starttls, tls or none")
+        port = provider.settings.get("port", _PORTS[tls])
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65_536:
+            raise ConfigError(option(provider, "port"), port, "must be a number from 1 to 65535")
+        password = provider.secrets.get("password")
+        if password is not None and tls == "none":
+            hint = "Leave tls at starttls"
+            raise ConfigError(option(provider, "tls"), tls, "the password would be sent in clear text", hint=hint)
+        host, user = text_setting(provider, "host"), None if password is None else text_setting(provider, "user")
+        ca = text_setting(provider, "ca") if "ca" in provider.settings else None
+        options = {
+            "hostname": host, "port": port, "use_tls": tls == "tls", "username": user,
+            "start_tls": tls == "starttls", "tls_context": None if tls == "none" else _context(ca),
+            "local_hostname": text_setting(provider, "helo", "localhost"),
+        }  # fmt: skip
+        # Servers quote the line of the login when they refuse it.
+        mask = Mask.of(provider, *([] if password is None else [f"\0{user}\0{password.reveal()}"]))
+        return cls(who, provider.name, seconds(provider, 30.0), password, mask, options)
+
+    async def send(self, message: EmailMessage, sender: str, recipients: list[str]) -> dict[str, tuple[int, str]]:
+        """Send the message. Return the server's answer for each refused recipient, by address.
+
+        A refusal of all recipients is returned as well. An answer of 5xx is final; any other is worth another attempt.
+        Raises CallFailed if the server did not accept the message.
+        """
+        smtp = needed(self.who, "aiosmtplib", "email")
+        client = smtp.SMTP(  # no variable holds the password: error trackers show them
+            **self.options, timeout=self.timeout, password=None if self.password is None else self.password.reveal()
+        )
+        try:
+            async with asyncio.timeout(self.timeout):
+                await client.connect()
+                answers, _ = await client.send_message(message, sender=sender, recipients=recipients)
+            with suppress(smtp.SMTPException, OSError):  # the message is accepted: the answer to QUIT is irrelevant
+                async with asyncio.timeout(min(_QUIT, self.timeout)):
+                    await client.quit()
+        except smtp.SMTPRecipientsRefused as error:
+            return {one.recipient: (one.code, self._said(one)) for one in error.recipients}
+        except smtp.SMTPAuthenticationError as error:  # the job succeeds once the provider's password is corrected
+            raise self.failed(self._said(error)) from None
+        except smtp.SMTPResponseException as error:
+            raise self.failed(self._said(error), no_retry=error.code >= 500) from None
+        except ssl.SSLError as error:  # a wrong certificate is also a ValueError, but it may be corrected
+            raise self.failed(self.mask.text(str(error))) from None
+        except (smtp.SMTPNotSupported, ValueError) as error:
+            raise self.failed(self.mask.text(str(error)), no_retry=True) from None
+        except TimeoutError:
+            raise self.failed(f"not finished within {self.timeout:g} s") from None
+        except (smtp.SMTPException, OSError) as error:
+            raise self.failed(f"{type(error).__name__}: {self.mask.text(str(error))}") from None
+        finally:
+            client.close()
+        return {to: (answer.code, self._said(answer)) for to, answer in answers.items()}
+
+    def failed(self, what: str, *, no_retry: bool = False) -> CallFailed:
+        return CallFailed(f"{self.who}: {what}", provider=self.name, no_retry=no_retry)
+
+    def _said(self, answer: Any) -> str:
+        said = " ".join(self.mask.text(str(answer.message)).split())
+        return f"{answer.code} {said[:300]}"
+
+
+@lru_cache(maxsize=32)  # it reads more than a hundred certificates
+def _context(ca: str | None) -> ssl.SSLContext:
+    """Return a context with the system's certificate authorities, or only with these (PEM)."""
+    return ssl.create_default_context(cadata=ca)

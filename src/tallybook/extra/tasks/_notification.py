@@ -8,8 +8,8 @@ from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed, LeaseLost, SignatureError
 from tallybook.extra.tasks._email import PATIENT
 from tallybook.extra.tasks._email import email as email_task
+from tallybook.extra.tasks._http import sms as sms_task
 from tallybook.extra.tasks._provider import ready_made
-from tallybook.extra.tasks._sms import sms as sms_task
 
 
 class _Channel:

@@ -30,6 +30,7 @@ _OURS = {
 _SECRET = {"authorization", "proxy-authorization", "cookie"}
 _CONNECT = 5.0
 _SHOWN = 500
+_MOST = 256_000
 Headers = Mapping[str, str]
 _HOST = re.compile(r"[a-z0-9._-]{1,253}", re.IGNORECASE)
 
@@ -109,30 +110,22 @@ class Call:
         return cls(who, None, _joined(who, url, None, _pairs(who, query)), {}, Mask())
 
     async def make(
-        self,
-        ctx: Context,
-        method: str,
-        body: bytes | None,
-        headers: Headers,
-        *,
-        more: Mapping[str, Any] | None = None,
-        most: int,
-        cut: bool,
+        self, ctx: Context, method: str, body: bytes | None, ours: Headers, more: Any = None, cut: int | None = None
     ) -> Answer:
-        """Send the request and read at most `most` bytes of the answer; a longer one is cut, or is an error.
+        """Send the request and read the answer up to `cut` bytes; without `cut`, more than 256,000 are an error.
 
-        `headers` are the task's; `more` are those of the args, which cannot replace them. The whole call, from the
-        name's resolution to the last byte of the answer, takes at most the timeout. It takes a turn at the provider's
-        rate limits and reports a 429 to them. Raises CallFailed and AddressRefused.
+        `ours` are headers of the task; `more` are those of the args, which cannot replace them. The whole call, from
+        the name's resolution to the last byte of the answer, takes at most the timeout. It takes a turn at the
+        provider's rate limits and reports a 429 to them. Raises CallFailed and AddressRefused.
         """
         transport = needed(self.who, "tallybook.extra.tasks._transport", "webhooks")
-        taken = {name.lower() for name in (*self.headers, *headers)}
+        taken = {name.lower() for name in (*self.headers, *ours)}
         theirs = _checked_headers(self.who, more or {}, taken=taken)
-        for name, value in headers.items():
+        for name, value in ours.items():
             if not is_header_value(value):  # a line break would split it into two headers
                 raise CallFailed(f"{self.who}: {name}: its value is not valid in a header", no_retry=True)
         async with nullcontext() if self.provider is None else ctx.provider(self.provider):
-            got = await self._made(transport, method, body, theirs, headers, most, cut)
+            got = await self._made(transport, method, body, theirs, ours, cut)
             if isinstance(got, Exception):
                 raise got
             if got.status == 429 and self.provider is not None and self.provider.settings.get("limits"):
@@ -140,10 +133,10 @@ class Call:
         return got
 
     async def _made(
-        self, transport: Any, method: str, body: bytes | None, theirs: Headers, headers: Headers, most: int, cut: bool
+        self, transport: Any, method: str, body: bytes | None, theirs: Headers, ours: Headers, cut: int | None
     ) -> Answer | Exception:
         """Return the answer or an error: one that is raised through this frame would expose its secrets."""
-        groups = ({"User-Agent": "tallybook", "Accept-Encoding": "identity"}, theirs, self.headers, headers)
+        groups = ({"User-Agent": "tallybook", "Accept-Encoding": "identity"}, theirs, self.headers, ours)
         # The last of a name counts, ignoring case; otherwise both would be sent.
         sent = dict({name.lower(): (name, value) for group in groups for name, value in group.items()}.values())
         if body is None and method in ("POST", "PUT", "PATCH"):
@@ -154,7 +147,7 @@ class Call:
                 extensions = {"timeout": limits}
                 async with pool.stream(method, self.url, headers=sent, content=body, extensions=extensions) as got:
                     said = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in got.headers}
-                    return Answer(got.status, said, await self._read(got.aiter_stream(), most, cut=cut))
+                    return Answer(got.status, said, await self._read(got.aiter_stream(), cut))
         except AddressRefused as error:
             return AddressRefused(error.reason or "", provider=self._name, who=self.who)
         except CallFailed as error:
@@ -164,15 +157,15 @@ class Call:
         except Exception as error:
             return self._failed(f"{type(error).__name__}: {self.mask.text(str(error)) or 'no answer'}")
 
-    async def _read(self, chunks: Any, most: int, *, cut: bool) -> bytes:
+    async def _read(self, chunks: Any, cut: int | None) -> bytes:
         found = bytearray()
         async for chunk in chunks:
             found += chunk
-            if len(found) > most and not cut:
-                raise self._failed(f"the answer has more than {most} bytes", no_retry=True)
-            if len(found) > most:
+            if cut is None and len(found) > _MOST:
+                raise self._failed(f"the answer has more than {_MOST} bytes", no_retry=True)
+            if cut is not None and len(found) > cut:
                 break
-        return bytes(found[:most])
+        return bytes(found[:cut])
 
     def refusal(self, answer: Answer, hint: str | None = None) -> CallFailed:
         """Return the error for an unsuccessful answer, with the beginning of its body."""

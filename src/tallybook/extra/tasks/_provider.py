@@ -166,9 +166,6 @@ class Mask:
     def text(self, text: str) -> str:
         return text if self._pattern is None else self._pattern.sub(STARS, text)
 
-    def data(self, data: bytes) -> bytes:
-        return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-
     def value(self, value: Any) -> Any:
         """Return a JSON value with the secrets in all its texts, keys included, replaced by stars."""
         if isinstance(value, str):

@@ -19,7 +19,6 @@ _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 @pages.page("/login")
 async def login(view: View) -> Response:
-    """Show the form; redirect a user who is already logged in."""
     if view.site.access.users is None or view.visit.user is not None:
         return RedirectResponse(view.url("/"), 303)
     return view.render("login.html", problem=None, name="", next=view.asked("next"))
@@ -54,7 +53,7 @@ async def enter(view: View) -> Response:
 
 @pages.page("/logout", "POST")
 async def leave(view: View) -> Response:
-    view.visit.session.renew()
+    view.visit.session.clear()  # the next one gets a new token
     return RedirectResponse(view.url("/login"), 303)
 
 

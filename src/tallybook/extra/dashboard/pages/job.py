@@ -12,15 +12,13 @@ from tallybook._db.calls import STATE
 from tallybook._db.driver import InsufficientPrivilege
 from tallybook._model.job_info import JobInfo, Reason, TraceEvent
 from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
-from tallybook.extra.dashboard.asked import WRONG, job_of, links_of, number_of, text_of
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.redact import error_view, error_views
-from tallybook.extra.dashboard.shared import Shared
-from tallybook.extra.dashboard.view import Act, Pages, View
+from tallybook.extra.dashboard.texts import WRONG, id_of, links_of, number_of, text_of
+from tallybook.extra.dashboard.view import Act, Pages, Shared, View
 
 pages = Pages()
-
 _MOST_EVENTS = 200
 _ATTEMPTS = """\
 select a.attempt, a.state, a.worker, a.worker_id, a.started_at, a.ended_at from tallybook.attempt as a
@@ -70,7 +68,7 @@ async def standing(app: App, conn: Conn, job: int) -> dict[str, Any]:
 
 def topics(site: Shared) -> None:
     async def job(conn: Conn, rest: str) -> str | None:
-        if (wanted := job_of(rest)) is None:
+        if (wanted := id_of(rest)) is None:
             return None
         try:
             async with conn.transaction():  # an error here must not affect the other topics
@@ -80,7 +78,7 @@ def topics(site: Shared) -> None:
         return site.fragment("job_live.html", site.node_name(wanted), now=found)
 
     async def place(rest: str) -> At:
-        wanted = job_of(rest)
+        wanted = id_of(rest)
         return await (site.nodes.named("") if wanted is None else site.nodes.of_job(wanted))
 
     site.live.topic("job", job, place=place)
@@ -88,16 +86,13 @@ def topics(site: Shared) -> None:
 
 @pages.page("/job/{id}")
 async def job(view: View) -> Response:
-    wanted = job_of(view.path["id"])
+    wanted = id_of(view.path["id"])
     if wanted is None:
         why = [Reason(state=None, reason="unknown", explanation=f"No job can have the id {view.path['id'][:40]}.")]
         return view.render("job_gone.html", status=404, now={"id": 0, "reasons": why, "events": []})
-    parents: list[dict[str, Any]] = []
-    children: list[dict[str, Any]] = []
     async with view.read() as conn:
         now = await standing(view.app, conn, wanted)
-        if now["info"] is not None:
-            parents, children = await rows(conn, _PARENTS, wanted), await rows(conn, _CHILDREN, wanted)
+        parents, children = await rows(conn, _PARENTS, wanted), await rows(conn, _CHILDREN, wanted)
     if now["info"] is None:
         return view.render("job_gone.html", status=200 if now["events"] else 404, now=now)
     return view.render("job.html", now=now, job=now["info"], parents=parents, children=children)
@@ -105,7 +100,6 @@ async def job(view: View) -> Response:
 
 @pages.page("/trace")
 async def trace(view: View) -> Response:
-    """Show all events of links, a subject or a unique key, over all jobs and queues."""
     asked: dict[str, Any] = {name: view.asked(name) for name in ("subject", "unique", "task")}
     asked["link"] = view.asked_all("link")
     problem, events, most = None, None, _MOST_EVENTS
@@ -128,12 +122,11 @@ async def trace(view: View) -> Response:
             events = events_of(found)
     except WRONG as error:
         problem = str(error)
-    status = 400 if problem else 200
-    return view.render("trace.html", status=status, events=events, asked=asked, problem=problem, most=most, larger=5000)
+    return view.render("trace.html", events=events, asked=asked, problem=problem, most=most, larger=5000)
 
 
 def _job(act: Act) -> int:
-    if (found := job_of(act.form("job"))) is None:
+    if (found := id_of(act.form("job"))) is None:
         raise InvalidArgument("The form names no job.")
     return found
 

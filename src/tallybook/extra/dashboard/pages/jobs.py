@@ -1,7 +1,9 @@
-"""Jobs: a filtered list whose pages read a limited number of rows, with actions on some jobs or on all that match."""
+"""Jobs and dead letters: lists with filters, whose pages read a limited number of rows, and actions on what matches."""
 
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from starlette.datastructures import QueryParams
@@ -9,22 +11,20 @@ from starlette.responses import Response
 
 from tallybook._db.counting import counts
 from tallybook._db.declared import Declared
+from tallybook._db.filters import REASONS
 from tallybook._db.jobs import STATES
 from tallybook._model.job_info import JobLine, JobPage
 from tallybook._model.merged import END, Part, goes_on, merged, places
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard import bulk_actions
-from tallybook.extra.dashboard.asked import WRONG, links_of, text_of, when_of
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.live import MOST_TOPICS
+from tallybook.extra.dashboard.nodes import Question
 from tallybook.extra.dashboard.redact import error_view
-from tallybook.extra.dashboard.shared import Shared
-from tallybook.extra.dashboard.view import Pages, View
+from tallybook.extra.dashboard.texts import WRONG, id_of, links_of, text_of, when_of
+from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()
-Ask = Callable[[Callable[[Conn, str], Awaitable[Any]]], Awaitable[dict[str, Any]]]
-"""Calls a function for the nodes and returns the answers by name."""
-
 _PAGE = 50
 _LOOKED = 20_000  # rows of the ledger that one page reads at most: it appears at once; the user can read further
 _SAMPLE = 10
@@ -52,7 +52,9 @@ def _filter(asked: dict[str, Any]) -> dict[str, Any]:
 class List:
     """The jobs of all nodes, or of the one database, that match the filter of an address."""
 
-    def __init__(self, site: Shared, ask: Ask, params: QueryParams) -> None:
+    def __init__(
+        self, site: Shared, ask: Callable[[Question[Any]], Awaitable[dict[str, Any]]], params: QueryParams
+    ) -> None:
         self._app, self._nodes, self._ask = site.app, site.nodes, ask
         self.asked: dict[str, Any] = {name: params.get(name, "").strip() for name in _TEXTS}  # the filter as texts
         for name in ("state", "link"):
@@ -141,7 +143,7 @@ def topics(site: Shared) -> None:
         params = QueryParams(address)
         only = params.get("node", "")
 
-        async def ask(question: Callable[[Conn, str], Awaitable[Any]]) -> dict[str, Any]:
+        async def ask(question: Question[Any]) -> dict[str, Any]:
             return (await site.nodes.answered(question, only))[0]
 
         found = List(site, ask, params)
@@ -169,7 +171,7 @@ async def jobs(view: View) -> Response:
     topic = f"jobs:{view.request.url.query}"
     is_live = shown.get("first") and view.site.live.knows(topic)
     return view.render(
-        "jobs.html", status=400 if problem else 200, problem=problem, filtered=any(asked.values()), verbs=verbs,
+        "jobs.html", problem=problem, filtered=any(asked.values()), verbs=verbs,
         topic=topic if is_live else None, **{"asked": asked, "queues": (), "tasks": (), **shown},
     )  # fmt: skip
 
@@ -178,7 +180,7 @@ async def preview(view: View) -> Response:
     verb = bulk_actions.VERBS.get(view.asked("verb"))
     if verb is None:
         raise InvalidArgument(f"The verb must be one of {', '.join(bulk_actions.VERBS)}.")
-    found, after = bulk_actions.begun(view, verb), None
+    found = bulk_actions.begun(view, verb)
     matching = List(view.site, view.ask, view.request.query_params)
     said = _filter(matching.asked)
     meant = said["states"] or [state for state in STATES if state not in verb.if_asked]
@@ -186,14 +188,106 @@ async def preview(view: View) -> Response:
     if said["states"]:
         with bulk_actions.looking(view, found):
             page = await matching.page(said, found.room)
-            after, found.looked_to = page.next, page.looked_to
+            found.after, found.looked_to = page.next, page.looked_to
             found.ids = [one.id for one in page.jobs]
             found.states.update(one.state for one in page.jobs)
             for one in page.jobs[:_SAMPLE]:
                 error = error_view({"message": one.last_error}) if one.last_error else None
                 named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
                 found.sample.append(named | {"error": error})
-    return bulk_actions.preview(view, found, "/jobs", matching.asked, said, after)
+    return bulk_actions.preview(view, found, "/jobs", matching.asked, said)
 
 
 bulk_actions.serve(pages, "/jobs", preview)
+
+
+_ASKED = ("queue", "task", "reason", "error", "since", "before")
+_DEAD_LETTERS = Declared("""
+  dead_letters(queue task reason text text, since before timestamptz, max_jobs int, before_id bigint, max_looked int)
+  -> rows (job_id bigint, died_at timestamptz, queue_name task_name why text, failures attempt int,
+           enqueued_at timestamptz, summary text, last_error jsonb)""", text="{error:text}")  # fmt: skip
+_LETTERS = f"""\
+select d.job_id as id, d.died_at, d.queue_name as queue, d.task_name as task, d.why as reason, d.failures, d.attempt,
+       d.enqueued_at, d.summary, d.last_error as error, d.why is null as mark
+  from {_DEAD_LETTERS.called("pyformat")} as d"""  # noqa: S608
+_IDS = _LETTERS.replace("d.last_error", "null").replace("d.summary", "null")
+
+
+def _dead_filter(asked: dict[str, str]) -> dict[str, Any]:
+    if asked["reason"] and asked["reason"] not in REASONS:
+        raise InvalidArgument(f"reason must be one of {', '.join(REASONS)}")
+    said: dict[str, Any] = {name: text_of(name, asked[name]) for name in ("queue", "task", "reason", "error")}
+    return said | {name: when_of(name, asked[name]) for name in ("since", "before")} | {"before_id": None}
+
+
+def _after(text: str) -> dict[str, Any]:
+    """Return the start of a page: after the dead letter with this time and id."""
+    at, _, job = text.rpartition("~")
+    try:
+        return {"before": datetime.fromisoformat(at), "before_id": id_of(job)} if text else {}
+    except ValueError:
+        raise InvalidArgument("The parameter after of this address is not valid.") from None
+
+
+def _place(letter: dict[str, Any]) -> str:
+    return f"{letter['died_at'].isoformat()}~{letter['id']}"
+
+
+async def _letters(
+    view: View, query: str, most: int, said: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return the dead letters of all nodes, and the one after which the next page begins: perhaps a mark, see below."""
+    asked = said | {"max_jobs": most + 1, "max_looked": _LOOKED}
+    every = list(chain(*(await view.ask(lambda conn, _: rows(conn, query, **asked))).values()))
+    # If the limit of rows has ended a page, its last row is a mark: the last dead letter that was read.
+    mark = max((one for one in every if one["mark"]), key=_when, default=None)
+    # If one node read no further, older ones of the other nodes wait for a later page.
+    found = [one for one in every if not one["mark"] and (mark is None or _when(one) >= _when(mark))]
+    found.sort(key=_when, reverse=True)
+    return found[:most], mark if len(found) <= most else found[most - 1]
+
+
+def _when(letter: dict[str, Any]) -> tuple[datetime, int]:
+    return letter["died_at"], letter["id"]
+
+
+@pages.page("/dead")
+async def dead(view: View) -> Response:
+    asked = {name: view.asked(name) for name in _ASKED}
+    letters: list[dict[str, Any]] = []
+    problem, after, looked_to = None, None, None
+    try:
+        letters, end = await _letters(view, _LETTERS, _PAGE, _dead_filter(asked) | _after(view.asked("after")))
+        if end is not None:
+            after, looked_to = _place(end), end["died_at"] if end["mark"] else None
+        for one in letters:
+            one["error"] = error_view(one["error"] or {})
+    except WRONG as error:
+        problem = str(error)
+    return view.render(
+        "dead.html", letters=letters, asked=asked, reasons=REASONS, problem=problem, after=after, looked_to=looked_to,
+        first=not view.asked("after"),
+    )  # fmt: skip
+
+
+async def preview_dead(view: View) -> Response:
+    verb = bulk_actions.VERBS.get(view.asked("verb"))
+    if verb is None or "dead" not in verb.states:
+        raise InvalidArgument("A dead letter can be retried, cancelled or dropped.")
+    asked, found = {name: view.asked(name) for name in _ASKED}, bulk_actions.begun(view, verb)
+    filters = _dead_filter(asked)
+    said = filters | _after(view.asked("after"))
+    with bulk_actions.looking(view, found):
+        letters, end = await _letters(view, _IDS, found.room, said)
+        if not found.looks:
+            found.sample, _ = await _letters(view, _LETTERS, 10, said)
+        if end is not None:
+            found.after, found.looked_to = _place(end), end["died_at"]
+        found.ids = [one["id"] for one in letters]
+        found.states["dead"] += len(letters)
+    for one in found.sample:
+        one["error"], one["state"] = error_view(one["error"] or {}), "dead"
+    return bulk_actions.preview(view, found, "/dead", asked, filters)
+
+
+bulk_actions.serve(pages, "/dead", preview_dead)

@@ -9,7 +9,6 @@ from tallybook.extra.dashboard.database import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
-
 _PAGE = 50
 _COUNTED = 1000  # the number at which the database stops counting: it means this many or more
 _CONCURRENCY = Declared("""
@@ -29,7 +28,6 @@ _KINDS = {"c": _CONCURRENCY.worker, "r": _RATES.worker, "b": _BREAKERS.worker}
 
 @pages.page("/limits")
 async def limits(view: View) -> Response:
-    """Show every key with its rule, by name; each kind has its own pages."""
     starts = {kind: view.asked(kind) or view.asked("from") for kind in _KINDS}
     found: dict[str, list[dict[str, Any]]] = {}
     async with view.read() as conn:

@@ -1,6 +1,7 @@
-"""Overview: the current figures, live. One poller reads them for every viewer."""
+"""Overview: the current figures, live; one poller reads them for every viewer. And the nodes with their figures."""
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -8,12 +9,13 @@ from starlette.responses import JSONResponse, Response
 
 from tallybook._db import top
 from tallybook._model.counting import Level, added
+from tallybook.errors import QueueUnavailable
 from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.dashboard.shared import Shared
-from tallybook.extra.dashboard.view import Pages, View
+from tallybook.extra.dashboard.metrics import STATES
+from tallybook.extra.dashboard.texts import moment
+from tallybook.extra.dashboard.view import Pages, Shared, View
 
 pages = Pages()
-
 _SPANS = {
     "15m": ("15 min", 900, 60),
     "3h": ("3 h", 10_800, 300),
@@ -27,7 +29,13 @@ def topics(site: Shared) -> None:
         return site.fragment("overview_live.html", only, **await site.overview.read(only))
 
     site.live.over("overview", fragment)
+
+    async def of_nodes(_: str) -> str:
+        return site.fragment("nodes_live.html", nodes=await _standing(site))
+
     site.live.over("point", site.overview.point)
+    if site.nodes.many:
+        site.live.over("nodes", of_nodes)
 
 
 def spans_of(view: View) -> dict[str, Any]:
@@ -65,3 +73,27 @@ async def series(view: View) -> Response:
         **{name: [getattr(one, name) for one in levels]
            for name in ("open", "waiting", "scheduled", "retrying", "dead")},
     })  # fmt: skip
+
+
+async def _standing(site: Shared) -> list[dict[str, object]]:
+    """Return the rows of all nodes, also of those that have never answered."""
+    with suppress(QueueUnavailable):  # no node answers: the page shows this for each
+        await site.overview.read()
+    found = []
+    for at in await site.nodes.known():
+        last = site.overview.last.get(at.name)
+        queues = last.reading.queues.values() if last else ()
+        sums = {state: sum(queue[state] or 0 for queue in queues) for state in STATES}
+        oldest = [since for queue in queues if (since := moment(queue["oldest"])) is not None]
+        lags = [worker["lag"] for worker in last.reading.workers if worker["lag"] is not None] if last else []
+        found.append({
+            "oldest": min(oldest, default=None), "lag": max(lags, default=None), "age": site.overview.age(at.name),
+            "node": at.node, "away": at.away, "known": last is not None, "workers": last.reading.alive if last else 0,
+            "open": sum(sums.values()) - sums["dead"], "running": sums["running"], "dead": sums["dead"],
+        })  # fmt: skip
+    return found
+
+
+@pages.page("/nodes")
+async def nodes(view: View) -> Response:
+    return view.render("nodes.html", nodes=await _standing(view.site))

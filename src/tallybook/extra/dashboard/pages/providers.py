@@ -6,7 +6,6 @@ from tallybook.extra.dashboard.database import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
-
 _PAGE = 100
 _PROVIDERS = """\
 select p.name, p.kind, p.active, p.created_at, p.changed_at,
@@ -27,7 +26,6 @@ select r.data_type, r.symbol, r.provider, r.active, r.in_force from tallybook.pr
 
 @pages.page("/providers")
 async def providers(view: View) -> Response:
-    """Show providers and routes, filtered by a part of a name, a hundred per page."""
     part, after = view.asked("q"), view.asked("after")
     # The first route of a kind of data is the general one, whose symbol is empty here.
     data_type, symbol = view.asked("data_type"), view.asked("symbol")

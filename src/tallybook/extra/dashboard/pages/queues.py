@@ -1,7 +1,9 @@
-"""Queues: the list with its numbers; one queue with its settings, its next jobs and its actions."""
+"""Queues and their workers: their lists; one queue with its settings, jobs and actions; one worker with its jobs."""
 
 import time
 from collections import Counter
+from collections.abc import Iterable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -10,18 +12,18 @@ from starlette.responses import RedirectResponse, Response
 from tallybook._app.queues import BATCH
 from tallybook._db import queues as calls
 from tallybook._db import rates as calls_of_limits
+from tallybook._db import top
 from tallybook._db.declared import Declared
 from tallybook._db.jobs import STATES
-from tallybook._db.top import flow
 from tallybook._db.verb import run
 from tallybook._model.merged import summed
 from tallybook.errors import InvalidArgument, UnknownQueue
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.pages.overview import spans_of
-from tallybook.extra.dashboard.view import Act, Pages, View
+from tallybook.extra.dashboard.texts import id_of
+from tallybook.extra.dashboard.view import Act, Pages, Shared, View
 
 pages = Pages()
-
 _ORDERS = ("name", "available", "running", "scheduled", "dead", "oldest")
 _PAGE = 100
 _LONGEST = 20.0  # seconds in which a request may begin batches
@@ -52,13 +54,12 @@ select w.id, w.name, nullif(w.seen_at, '-infinity') as seen_at,
 
 @pages.page("/queues")
 async def queues(view: View) -> Response:
-    """Show all queues, filtered by a part of the name, in a chosen order, a hundred per page."""
     part, order = view.asked("q").lower(), view.asked("order", "available")
     order = order if order in _ORDERS else "available"
 
     async def read(conn: Conn, node: str) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, Any]]:
         found = [one | {"node": node} for one in await rows(conn, _ALL) if part in one["queue"].lower()]
-        of_queues = flow(await view.app.counts.throughput().on(conn)).of_queues
+        of_queues = top.flow(await view.app.counts.throughput().on(conn)).of_queues
         return found, of_queues, await _oldest(conn, found) if order == "oldest" else {}
 
     said = list((await view.ask(read)).values())
@@ -73,10 +74,7 @@ async def queues(view: View) -> Response:
         found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0)))
     elif order != "name":
         found.sort(key=lambda one: -one[order])
-    try:
-        start = max(0, int(view.asked("from", "0")))
-    except ValueError:
-        start = 0
+    start = id_of(view.asked("from")) or 0
     page = found[start : start + _PAGE]
     if order != "oldest" and page:
         oldest = _first(list((await view.ask(lambda conn, _: _oldest(conn, page))).values()))
@@ -119,14 +117,14 @@ async def queue(view: View) -> Response:
         stats = await rows(conn, _STATS, name)
         status = await rows(conn, _STATUS, name)
         workers = await rows(conn, _WORKERS, name)
-        top = await view.app.queues.top(name, max_jobs=20).on(conn)
+        following = await view.app.queues.top(name, max_jobs=20).on(conn)
         timings = [one for one in await view.app.counts.timings().on(conn) if one.queue == name]
-        rate = flow(await view.app.counts.throughput().on(conn)).of_queues.get(name, 0.0)
+        rate = top.flow(await view.app.counts.throughput().on(conn)).of_queues.get(name, 0.0)
         limits = await run(conn, calls_of_limits.concurrency(f"queue:{name}"))
         paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
     return view.render(
-        "queue.html", queue=found[0], stats=stats[0] if stats else None, by_task=status, workers=workers, top=top,
-        timings=timings, rate=rate, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
+        "queue.html", queue=found[0], stats=stats[0] if stats else None, by_task=status, workers=workers,
+        top=following, timings=timings, rate=rate, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
     )  # fmt: skip
 
 
@@ -169,3 +167,81 @@ async def truncate(act: Act) -> str:
     more = f", {cancelling:,} asked to stop" if running else ""
     rest = " More jobs are left: empty it again." if remain else ""
     return f"Queue {name}: {cancelled:,} jobs cancelled{more}.{rest}"
+
+
+_MOST = 200
+_ENDED = 50
+_RUNS = 500
+# A stopped worker has seen_at = -infinity, so that other workers take its jobs at once.
+_COLUMNS = """\
+w.id, w.name, w.queues, cardinality(w.tasks) as tasks, w.lease, w.started_at,
+nullif(w.seen_at, '-infinity') as seen_at, w.gone_at, w.ended_at, w.slots, w.version,
+extract(epoch from w.lag)::float8 as lag, w.memory,
+w.ended_at is null and w.seen_at < clock_timestamp() - w.lease as silent"""
+_ALIVE = f"select {_COLUMNS} from tallybook.workers as w where w.ended_at is null order by w.id limit %s"  # noqa: S608
+_OVER = f"""\
+select {_COLUMNS} from tallybook.workers as w where w.ended_at is not null order by w.id desc limit %s"""  # noqa: S608
+_ONE = f"select {_COLUMNS}, w.tasks as names from tallybook.workers as w where w.id = %s"  # noqa: S608
+_RUNNING = top.RUNNING.select("job_id, attempt, queue, task, started_at")
+
+
+async def _of(conn: Conn, node: str, runs: dict[str, top.Runs]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the live workers and those that ended last. `runs` has the running jobs by node, as last read."""
+    alive = await rows(conn, _ALIVE, _MOST + 1)
+    ended = await rows(conn, _OVER, _ENDED)
+    runs[node] = await top.runs_async(conn, runs.get(node))
+    running = runs[node].of_workers
+    shown = [with_slots(one) | {"node": node, "runs": running.get(one["id"], 0)} for one in alive]
+    return shown, [one | {"node": node} for one in ended]
+
+
+def _listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> dict[str, Any]:
+    alive, ended = (list(chain(*lists)) for lists in zip(*found, strict=True))
+    ended.sort(key=lambda one: one["ended_at"], reverse=True)
+    return {"workers": alive[:_MOST], "more": len(alive) > _MOST, "ended": ended[:_ENDED]}
+
+
+def with_slots(one: dict[str, Any]) -> dict[str, Any]:
+    """Add the slots by queue, None for a worker that does not report them, and their total."""
+    slots = one["slots"]
+    by_queue = list(zip(one["queues"], slots or [None] * len(one["queues"]), strict=False))
+    return one | {"by_queue": by_queue, "total": None if slots is None else sum(slots)}
+
+
+def topics(site: Shared) -> None:
+    of = partial(_of, runs={})
+
+    async def fragment(only: str) -> str:
+        found, _ = await site.nodes.answered(of, only)
+        return site.fragment("workers_live.html", only, **_listed(found.values()))
+
+    async def one(conn: Conn, which: str) -> str | None:
+        number, _, node = which.partition("@")
+        found = await _worker(conn, number)
+        return None if found is None else site.fragment("worker_live.html", node, **found)
+
+    site.live.over("workers", fragment)
+    site.live.topic("worker", one, lambda which: site.nodes.named(which.partition("@")[2]))
+
+
+@pages.page("/workers")
+async def workers(view: View) -> Response:
+    found = await view.ask(partial(_of, runs={}))
+    return view.render("workers.html", **_listed(found.values()))
+
+
+@pages.page("/worker")
+async def worker(view: View) -> Response:
+    async with view.read() as conn:
+        found = await _worker(conn, view.asked("id"))
+    if found is None:
+        return view.refused(404, f"There is no worker {view.asked('id')[:20]!r}.")
+    return view.render("worker.html", **found)
+
+
+async def _worker(conn: Conn, number: str) -> dict[str, Any] | None:
+    found = await rows(conn, _ONE, id_of(number))
+    if not found:
+        return None
+    runs = await rows(conn, _RUNNING, _RUNS, found[0]["id"]) if found[0]["ended_at"] is None else []
+    return {"worker": with_slots(found[0]), "runs": runs, "most": _RUNS}

@@ -15,7 +15,6 @@ from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
-
 _PAGE = 100
 _FIRES = 50
 _LOOK = 5000  # ticks that a filtered page of fires reads at most: a schedule that fires every second has millions
@@ -61,7 +60,6 @@ _FAR = datetime(9999, 1, 1, tzinfo=UTC)
 
 @pages.page("/schedules")
 async def schedules(view: View) -> Response:
-    """Show all schedules, filtered by a part of the name, a hundred per page."""
     part, after = view.asked("q"), view.asked("after")
 
     async def read(conn: Conn, node: str) -> list[dict[str, Any]]:

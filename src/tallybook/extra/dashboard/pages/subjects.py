@@ -8,14 +8,13 @@ from starlette.responses import RedirectResponse, Response
 from tallybook._db import subjects as calls
 from tallybook._db.verb import run
 from tallybook.errors import InvalidArgument
-from tallybook.extra.dashboard.asked import WRONG, text_of, time_to_come
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.pages.job import cancelled, events_of
 from tallybook.extra.dashboard.redact import error_view
+from tallybook.extra.dashboard.texts import WRONG, text_of, time_to_come
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
-
 _NONE = "There is no such subject."
 _PAGE = 100
 _LOOKED = 500  # subjects that one page reads at most
@@ -68,13 +67,13 @@ async def subjects(view: View) -> Response:
     except WRONG as error:
         problem = str(error)
     return view.render(
-        "subjects.html", status=400 if problem else 200, subjects=found, asked=asked, states=("stopped", *calls.STATES),
+        "subjects.html", subjects=found, asked=asked, states=("stopped", *calls.STATES),
         problem=problem, after=after, further=asked | (after or {}), looked_to=looked_to, first=is_first,
     )  # fmt: skip
 
 
 Found = tuple[list[dict[str, Any]], dict[str, str] | None, dict[str, Any] | None]
-"""The matches; the start of the next page, if any; the last subject that was read, if the limit ended the page."""
+"""The matches; the start of the next page, if any; the last subject that was read, if a limit has ended the list."""
 
 
 def _merged(parts: Iterable[Found]) -> Found:
@@ -94,9 +93,6 @@ async def _page(conn: Conn, said: dict[str, Any], node: str) -> Found:
     most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
     looked = await rows(conn, _LIST, **said, looked=most)
     found = [one | {"node": node} for one in looked if one["matches"]]
-    if len(found) > _PAGE:
-        found = found[:_PAGE]
-        return found, _place(found[-1]), None
     if len(looked) == most:
         return found, _place(looked[-1] | {"node": node}), looked[-1]
     return found, None, None
@@ -120,14 +116,12 @@ async def subject(view: View) -> Response:
             if len(named) > 1 and not queue:
                 return RedirectResponse(view.url("/subjects", task=task, prefix=name), 303)
             found = named[0] if named else None
-            events = await view.app.jobs.trace(**wanted, max_events=200, newest_first=True).on(conn)
+            trace = await view.app.jobs.trace(**wanted, max_events=200, newest_first=True).on(conn)
             own = found["scope"] if found else ""
-            events = [event for event in events if not own or event.queue == own]
+            events = events_of([event for event in trace if not own or event.queue == own])
     error = error_view(found["error"]) if found and found["error"] else None
     status = 200 if found or events else 404
-    return view.render(
-        "subject.html", status=status, one=found, task=task, name=name, events=events_of(events), error=error
-    )
+    return view.render("subject.html", status=status, one=found, task=task, name=name, events=events, error=error)
 
 
 def _subject(act: Act) -> tuple[str, str, str | None]:
@@ -145,7 +139,7 @@ async def forget(act: Act) -> str:
         act.nothing()
         return "It runs: cancel its job first. Nothing was changed." if became == "active" else _NONE
     await act.audit("subject.forget", {"task": task, "subject": name}, {"forgotten": True})
-    act.go("/subjects")
+    act.then = "/subjects"
     return "The subject is forgotten: the next push creates a new one."
 
 
@@ -162,25 +156,25 @@ async def move(act: Act) -> str:
     return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
 
 
-async def _job_of(act: Act, task: str, name: str, queue: str | None) -> int:
+async def _job_of(act: Act) -> tuple[int, dict[str, Any]]:
+    """Return the job of a subject, and the target of an action on it for the audit."""
+    task, name, queue = _subject(act)
     found = await run(act.conn, calls.get(task, name, queue))
     if found is None:
         raise InvalidArgument(_NONE)
-    return found.job_id
+    return found.job_id, {"task": task, "subject": name, "job": found.job_id}
 
 
 @pages.action("/subject/retry")
 async def retry(act: Act) -> str:
-    task, name, queue = _subject(act)
-    job = await _job_of(act, task, name, queue)
+    job, target = await _job_of(act)
     attempt = await act.app.retry(job).on(act.conn)
-    await act.audit("subject.retry", {"task": task, "subject": name, "job": job}, {"attempt": attempt})
+    await act.audit("subject.retry", target, {"attempt": attempt})
     return "It is active again and runs at once."
 
 
 @pages.action("/subject/cancel")
 async def cancel(act: Act) -> str:
     """Cancel the job of a subject, which ends the subject until its next push."""
-    task, name, queue = _subject(act)
-    job = await _job_of(act, task, name, queue)
-    return await cancelled(act, job, "Its job", "subject.cancel", {"task": task, "subject": name, "job": job})
+    job, target = await _job_of(act)
+    return await cancelled(act, job, "Its job", "subject.cancel", target)

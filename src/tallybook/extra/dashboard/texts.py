@@ -1,5 +1,9 @@
-"""The templates and their filters: times, durations and numbers for people. All values are escaped."""
+"""Values as people see and write them: templates and their filters, which escape everything, and fields of forms.
 
+A field that cannot be read raises InvalidArgument with the reason.
+"""
+
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
@@ -9,8 +13,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from tallybook._db.texts import instant as of_json
-from tallybook._model.durations import format_duration
+from tallybook._model.durations import format_duration, parse_duration
+from tallybook._model.options import text_problem
 from tallybook._model.subject import instant
+from tallybook.errors import ConfigError, InvalidArgument, UnknownNode
 from tallybook.extra.dashboard.redact import shown
 
 
@@ -57,7 +63,6 @@ def duration(value: timedelta | float | int | None) -> str:
 
 
 def number(value: float | int | None) -> str:
-    """Return a number with commas between its thousands."""
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
@@ -96,3 +101,65 @@ def address(root: str, path: str, /, **asked: Any) -> str:
 def plain_duration(value: timedelta | None) -> str:
     """Return a duration as a form accepts it, in PostgreSQL's notation."""
     return "" if value is None else format_duration(value)
+
+
+WRONG = (ConfigError, InvalidArgument, UnknownNode)
+"""The errors of a filter that the viewer has set; a list shows them in its page, with status 400."""
+
+_LONGEST = 500
+
+
+def text_of(name: str, value: str) -> str | None:
+    """Return a text that PostgreSQL can store, or None if it is empty."""
+    if problem := text_problem(value):
+        raise InvalidArgument(f"{name} {problem}")
+    if len(value) > _LONGEST:
+        raise InvalidArgument(f"{name} has at most {_LONGEST} characters, this one has {len(value):,}")
+    return value or None
+
+
+def when_of(name: str, value: str) -> datetime | None:
+    """Parse a time in the past or an instant: `2 hours`, `2026-01-31T09:00Z`. An instant without a zone is in UTC."""
+    problem = f"{name} {value[:60]!r} is not a time: write how long ago, like 2 hours"
+    return _time(value, value.removesuffix("ago"), -1, problem) if value else None
+
+
+def time_to_come(value: str) -> datetime:
+    """Parse a time from now on: empty for now, a duration, or an instant."""
+    problem = f"{value[:60]!r} is not a time: write a duration, like 2 hours"
+    return _time(value, value.removeprefix("in "), 1, problem) if value else datetime.now(UTC)
+
+
+def _time(value: str, duration: str, sign: int, problem: str) -> datetime:
+    """Parse an instant, or a duration from now on, or before now if the sign is negative."""
+    try:
+        if not value[:4].isdecimal() or value[4:5] != "-":
+            return datetime.now(UTC) + sign * parse_duration(duration, option="time")
+        at = datetime.fromisoformat(value)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise InvalidArgument(f"{problem}, or 2026-01-31T09:00Z") from None
+
+
+def links_of(values: Iterable[str]) -> dict[str, str] | None:
+    """Parse links of the form KIND=KEY; None if there are none."""
+    found = {}
+    for value in values:
+        kind, sign, key = value.partition("=")
+        if not sign or not kind.strip() or not key.strip():
+            raise InvalidArgument(f"the link {value[:60]!r} is not KIND=KEY, like customer=42")
+        found[kind.strip()] = key.strip()
+    return found or None
+
+
+def number_of(name: str, value: str, least: int, most: int, default: int) -> int:
+    """Parse a whole number within bounds; return the default for an empty text."""
+    if value and not (value.isascii() and value.isdecimal() and len(value) < 10 and least <= int(value) <= most):
+        raise InvalidArgument(f"{name} {value[:60]!r} is not a whole number from {least} to {most:,}")
+    return int(value) if value else default
+
+
+def id_of(value: str) -> int | None:
+    """Parse an id in an address or a form, like that of a job; None if it is not valid."""
+    found = int(value) if value.isascii() and value.isdecimal() and len(value) <= 19 else 0
+    return found if 0 < found < 1 << 63 else None
