@@ -63,7 +63,10 @@ class ConcurrencyLimits(Noun):
         return self._verb(rates.set_concurrency(ConcurrencyRule(name, most)))
 
     def drop(self, name: str) -> Verb[bool]:
-        """Remove a concurrency limit, with the effects of `rate_limits.drop` on its jobs; False: there is none."""
+        """Remove a concurrency limit; False: there is none.
+
+        Its jobs no longer wait. A job that names a key without any rule fails, so remove the name from jobs first.
+        """
         return self._verb(rates.drop_concurrency(name))
 
 
@@ -87,7 +90,10 @@ class Breakers(Noun):
         return self._verb(rates.set_breaker(BreakerRule.checked(name, failures, per, open_for)))
 
     def drop(self, name: str) -> Verb[bool]:
-        """Remove a breaker, with the effects of `rate_limits.drop` on its jobs; False: there is none."""
+        """Remove a breaker; False: there is none.
+
+        Its jobs no longer wait. A job that names a key without any rule fails, so remove the name from jobs first.
+        """
         return self._verb(rates.drop_breaker(name))
 
     def open(self, name: str, duration: timedelta | str | None = None) -> Verb[datetime]:
