@@ -21,7 +21,7 @@ from tallybook._db import migrate
 from tallybook._db.driver import conninfo_to_dict
 from tallybook._db.link import dsn_for_people
 from tallybook._worker.life.supervisor import DSN_OF_PARENT, WRONG, Child
-from tallybook._worker.run.ending import how
+from tallybook._worker.run.ending import exit_text
 from tallybook.errors import QueueUnavailable, TallybookError
 
 _WAITING = "select count(*) from tallybook.job where state in ('available', 'scheduled')"
@@ -147,7 +147,7 @@ async def _run(child: Child, root: Path | None) -> int:
         await asyncio.wait((stopping, changed, ended), return_when=asyncio.FIRST_COMPLETED)
         if ended.done() and not stopping.done() and not changed.done():
             then = "Ctrl-C ends this" if root is None else "it restarts when the code changes"
-            click.echo(f"the worker {how(ended.result())}; {then}", err=True)
+            click.echo(f"the worker {exit_text(ended.result())}; {then}", err=True)
             await asyncio.wait((stopping, changed), return_when=asyncio.FIRST_COMPLETED)
         if changed.done():
             name, seen = changed.result()

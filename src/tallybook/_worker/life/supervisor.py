@@ -25,7 +25,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from tallybook._maintenance.service import ends_or, happens
-from tallybook._worker.run.ending import how
+from tallybook._worker.run.ending import exit_text
 
 log = logging.getLogger("tallybook.supervisor")
 
@@ -173,7 +173,7 @@ class _Supervisor:
                 pause = _FIRST_PAUSE if time.monotonic() - started > _LIVED else pause
                 log.warning(
                     "worker process %s (%s) %s; starting a new one in %g s",
-                    number, child.pid, how(code), pause, extra={"event": "died"},
+                    number, child.pid, exit_text(code), pause, extra={"event": "died"},
                 )  # fmt: skip
             await happens(self.stopping, pause)
             pause = min(_LONGEST_PAUSE, pause * 2)

@@ -79,7 +79,7 @@ class FailedInChild(Exception):
             self.then = Next(None if seconds is None else timedelta(seconds=seconds), then["final"], then["problem"])
 
 
-def how(code: int) -> str:
+def exit_text(code: int) -> str:
     if code >= 0:
         return f"ended with code {code}"
     try:
@@ -92,7 +92,7 @@ class ProcessDied(Exception):
     """The process died while it ran its job: `code` is its exit code, or the negative number of the signal."""
 
     def __init__(self, code: int) -> None:
-        super().__init__(f"its process {how(code)}")
+        super().__init__(f"its process {exit_text(code)}")
         self.code = code
 
     def described(self, job: Running) -> dict[str, Any]:
