@@ -51,7 +51,9 @@ def pay_in_thread(tx: Session, ctx: Context, n: int) -> None:
 async def pay_slowly(tx: psycopg.AsyncConnection[Any], ctx: Context, n: int) -> None:
     """Record the start, and write the effect when the gate is open."""
     row = (ctx.job_id, ctx.attempt, ctx.worker)
-    async with await psycopg.AsyncConnection.connect(sys.argv[1], autocommit=True) as other:
+    # No prepared statements, as needed behind a pooler in transaction mode.
+    options: Any = {"autocommit": True, "prepare_threshold": None}
+    async with await psycopg.AsyncConnection.connect(sys.argv[1], **options) as other:
         await other.execute("insert into began values (%s, %s, %s)", row)
         while not await (await other.execute("select from gate")).fetchall():  # noqa: ASYNC110  the gate is a table
             await asyncio.sleep(0.02)
