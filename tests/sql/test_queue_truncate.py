@@ -214,7 +214,7 @@ def test_truncates_beside_everybody_else(connect: Connect, seed: int) -> None:  
     given: list[int] = []
     ran: list[int] = []
     wrong: list[str] = []
-    done = threading.Event()
+    done, failed = threading.Event(), threading.Event()  # a worker that failed leaves jobs open for ever
 
     def produce(dice: random.Random, conn: Connection) -> None:
         conn.autocommit = False
@@ -243,7 +243,7 @@ def test_truncates_beside_everybody_else(connect: Connect, seed: int) -> None:  
     def work(dice: random.Random, conn: Connection) -> None:
         hands = Hands(conn)
         still_open = "select count(*) from tallybook.job where state not in ('completed', 'cancelled')"
-        while not (finishing := done.is_set()) or one(conn, still_open):
+        while not (finishing := done.is_set()) or (not failed.is_set() and one(conn, still_open)):
             conn.execute("select tallybook.promote()")
             conn.execute("select tallybook._release_missed()")
             jobs = hands.claim(dice.choice([1, 3, 20]))
@@ -282,6 +282,8 @@ def test_truncates_beside_everybody_else(connect: Connect, seed: int) -> None:  
                 producer.result()
         finally:
             done.set()
+        for worker in workers:
+            worker.add_done_callback(lambda ended: failed.set() if ended.exception() else None)
         for worker in workers:
             worker.result(timeout=30)
         assert sum(calls.result() for calls in truncates) > 0

@@ -277,7 +277,7 @@ async def test_an_abort_gives_back_and_ends_the_process(dsn: str, db: Any, jobs:
     """P9: at the second stop a job in a process is given back, without failure or crash, and its process is killed."""
     path = tmp_path / "deaf"
     job = zoo.deaf.enqueue_sync(db, str(path))
-    async with working(zoo.app, dsn, abort_timeout=timedelta(seconds=0.3)) as worker:
+    async with working(zoo.app, dsn, abort_timeout=timedelta(seconds=1)) as worker:
         await eventually(path.exists, "it runs")
         worker.stop()
         worker.stop()
