@@ -55,7 +55,7 @@ async def digest() -> None: ...
 
 async def furnish(dsn: str, *, drain: bool = True) -> None:
     """Fill a database with jobs in all states, schedules, subjects, limits, breakers and providers."""
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None) as conn:
         for n in range(12):
             await send.enqueue(conn, f"user{n}@example.org", api_key=SECRET, html=HOSTILE)
         for _ in range(3):

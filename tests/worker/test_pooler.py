@@ -1,5 +1,6 @@
 """Workers and producers through a real PgBouncer in transaction mode."""
 
+import json
 import logging
 import signal
 import time
@@ -10,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.cli import run
 from support.pooler import PACKAGE, installed
 from support.waiting import wait_until
 from support.worker_process import Workers, hold
@@ -64,6 +66,18 @@ async def test_a_worker_through_a_pooler(
             assert conn.execute("select current_setting(%s)", (name,)).fetchone() == (value,)
         assert conn.execute("select count(*) from pg_prepared_statements").fetchone() == (0,)
         assert conn.execute("select count(*) from pg_listening_channels()").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("pooled", ["rotating"], indirect=True)
+def test_a_command_prepares_nothing(pooled: str) -> None:
+    """F40: a command repeats a statement on any session of a pooler, and leaves no setting on it for other clients."""
+    with ExitStack() as stack:
+        for _ in range(3):  # open transactions, so that the pooler has several sessions
+            stack.enter_context(psycopg.connect(pooled)).execute("select")
+    found = json.loads(run("doctor", "--json", dsn=pooled, code=1))  # of the tests' server
+    assert [one["finding"] for one in found if "could not be checked" in one["finding"]] == []
+    with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as other:
+        assert {other.execute("show jit").fetchone() for _ in range(8)} == {("on",)}
 
 
 @pytest.mark.parametrize("pooled", ["rotating"], indirect=True)

@@ -167,8 +167,9 @@ def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = No
             failures += 1
             time.sleep(min(backoff(failures), 1.0))
     with conn:
-        # A view cannot set this: compiling a look-up by id takes 100 ms, running it 1 ms.
-        conn.execute("set timezone = 'UTC'; set jit = off")
+        # A view cannot set this: compiling a look-up by id takes 100 ms, running it 1 ms. A pooler's session is shared.
+        own = f"where pg_backend_pid() = {conn.info.backend_pid:d}"
+        conn.execute(f"set timezone = 'UTC'; select set_config('jit', 'off', false) {own}".encode())
         if schema:
             migrate.check(conn)
         yield conn

@@ -45,7 +45,6 @@ def doctor(dsn: str, *, verify: bool = False) -> list[Finding]:
     except psycopg.OperationalError as error:
         raise QueueUnavailable(dsn_for_people(dsn), str(error)) from error
     with conn:
-        conn.prepare_threshold = None
         return list(examine(conn, verify=verify))
 
 

@@ -31,9 +31,11 @@ T = TypeVar("T")
 log = logging.getLogger("tallybook.db")
 
 # Keepalives find a dead peer in about 25 s when nothing is sent, tcp_user_timeout in 15 s when something is.
+# Behind a pooler in transaction mode, each transaction may run in another session: only who knows better prepares.
 CONNECT: dict[str, Any] = {
     "autocommit": True, "client_encoding": "utf8", "connect_timeout": 10, "keepalives_idle": 10,
     "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 15_000,
+    "prepare_threshold": None,
 }  # fmt: skip
 
 # Settings of a role or a database that would break a worker's statements. If the session is not the one that this
@@ -157,7 +159,6 @@ class Link:
             return self.conn
         name = f"tallybook {self.name}"[:63]
         conn = await psycopg.AsyncConnection.connect(self.dsn, **CONNECT, application_name=name)
-        conn.prepare_threshold = None
         try:
             with SocketTimeout(conn, 10.0):
                 # Users' roles may have timeouts that would break a worker; its own transactions never stay open.

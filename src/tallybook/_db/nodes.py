@@ -235,12 +235,14 @@ def asked(
 
 def _ask(dsn: str, question: Callable[[psycopg.Connection[Any]], T], seconds: float) -> T:
     limits = {**CONNECT, "connect_timeout": max(2, round(seconds))}
-    with psycopg.Connection.connect(dsn, **limits, context=READER) as conn, ThreadSocketTimeout(conn, seconds):
-        conn.prepare_threshold = None
-        with conn.transaction():
-            limit = f"set local statement_timeout = {round(seconds * 1000)}"
-            conn.execute(f"{limit}; set local timezone = 'UTC'; set local jit = off".encode())
-            return question(conn)
+    with (
+        psycopg.Connection.connect(dsn, **limits, context=READER) as conn,
+        ThreadSocketTimeout(conn, seconds),
+        conn.transaction(),
+    ):
+        limit = f"set local statement_timeout = {round(seconds * 1000)}"
+        conn.execute(f"{limit}; set local timezone = 'UTC'; set local jit = off".encode())
+        return question(conn)
 
 
 def numbered(among: Sequence[Node]) -> tuple[Node, ...]:

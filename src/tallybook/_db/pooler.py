@@ -65,9 +65,9 @@ def shares_sessions(dsn: str, **connect: Any) -> bool:
 
 
 async def make_fit(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Prepare a new connection for handlers' transactions: keepalives on our own session, else nothing prepared."""
-    if (await got(conn.execute(_KEEPALIVES, (conn.info.backend_pid,)))).rowcount == 0:
-        conn.prepare_threshold = None
+    """Fit a connection for handlers' transactions: on its own session, with keepalives and prepared statements."""
+    if (await got(conn.execute(_KEEPALIVES, (conn.info.backend_pid,)))).rowcount:
+        conn.prepare_threshold = 5
 
 
 async def ask_asyncpg(conn: Any) -> bool:

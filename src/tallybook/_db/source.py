@@ -77,7 +77,6 @@ class Source:
         async with self._connect(conninfo) as conn:  # the pool's own error would only be a time-out
             cursor = await conn.execute(IS_SESSION, (conn.info.backend_pid,))
             pooled = await cursor.fetchone() != (True,)
-        # Behind a pooler in transaction mode each transaction may run on another session.
         options = {**CONNECT, "prepare_threshold": None if pooled else 5}
         pool = AsyncConnectionPool(
             conninfo, min_size=1, max_size=max_size, timeout=timeout.total_seconds(), open=False,

@@ -122,7 +122,6 @@ class Heartbeat:
 
     def _connect(self) -> Connection:
         conn = connect(self._dsn, **CONNECT, application_name=f"tallybook {self._settings.name}"[:63])
-        conn.prepare_threshold = None
         # A server crash may lose a heartbeat: it may lose everything about this worker.
         # Behind a pooler the session is shared with others, so nothing is set on it there.
         if self.session:

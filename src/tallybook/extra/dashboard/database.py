@@ -88,7 +88,6 @@ class Database:
         """Return the pool of this event loop. It connects in the background: an unreachable server is no error yet."""
         pool, loop = self._pool, asyncio.get_running_loop()
         if pool is None or self._loop is not loop:
-            # Behind a pooler in transaction mode, each transaction may run in another session: prepare nothing.
             pool = AsyncConnectionPool(
                 self.conninfo,
                 connection_class=_Limited,
@@ -97,7 +96,7 @@ class Database:
                 timeout=self._wait,
                 open=False,
                 name=f"tallybook web {self._source.name}",
-                kwargs={**CONNECT, "prepare_threshold": None, "context": READER},
+                kwargs={**CONNECT, "context": READER},
             )
             self._pool, self._loop = pool, loop
         await pool.open()  # does nothing if it is open
@@ -192,11 +191,12 @@ class Examination:
 
     def _run(self) -> None:
         try:
-            with connect(self._conninfo(), **CONNECT, application_name="tallybook web doctor") as conn:
-                conn.prepare_threshold = None
-                with ThreadSocketTimeout(conn, _LONGEST_EXAMINATION):
-                    for one in doctor.examine(conn, patience=_PATIENCE):
-                        self._found.append(one)
+            with (
+                connect(self._conninfo(), **CONNECT, application_name="tallybook web doctor") as conn,
+                ThreadSocketTimeout(conn, _LONGEST_EXAMINATION),
+            ):
+                for one in doctor.examine(conn, patience=_PATIENCE):
+                    self._found.append(one)
         except (Error, TallybookError, OSError) as error:
             where = ""
             with suppress(TallybookError):
