@@ -12,11 +12,12 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from rich.console import Console
 
 from support.cli import Command, invoke
 from support.database import UNREACHABLE
 from tallybook import App, Constant
-from tallybook._cli import GROUPS, cli
+from tallybook._cli import GROUPS, cli, output
 from tallybook._cli.errors import short
 from tallybook._cli.job import when
 from tallybook._cli.output import clean, json_safe
@@ -46,6 +47,40 @@ def test_the_help_has_four_groups() -> None:
         *(f"{name}:" for name in GROUPS),
     ]
     assert not [line for line in lines if len(line) > 80 or (line[0:1] == " " and line.endswith("..."))]
+
+
+LISTS = (
+    "audit", "breaker list", "count list", "count list --by-task", "count series", "dead list", "event list",
+    "history list", "job list", "limit list", "node list", "provider list", "queue list", "queue top mail",
+    "schedule list", "service list", "subject list", "task list",
+)  # fmt: skip
+
+
+def test_a_terminal_of_80_columns_cuts_no_title_and_no_number(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, each list has the titles that it has in a file, in whole words, and its numbers in one piece."""
+    for n in range(3):
+        put(dsn, f"'mail', 'send_the_monthly_report', priority => {n + 1}")
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "select tallybook.schedule_set('nightly', 'send', '{}', queue => 'mail', cron => '0 3 * * *'),"
+            " tallybook.rate_limit_set('acme', 8, '1 min'), tallybook.breaker_set('acme', 5, '1 min', '30 s'),"
+            " tallybook.provider_set('acme', 'smtp', '{}'), tallybook.count_event('signup', 123456789),"
+            " tallybook.subject_push('mail', 'send', 'customer/1'), tallybook.audit_add('ada', 'cli', 'x', '{}', '{}')"
+        )
+
+    def shown(words: str, width: int | None) -> list[str]:
+        with monkeypatch.context() as patch:
+            if width:
+                patch.setattr(output, "_console", lambda stream: Console(file=stream, width=width, markup=False))
+            return invoke(*words.split(), to=dsn).output.splitlines()
+
+    for words in LISTS:
+        piped, narrow = shown(words, None), shown(words, 80)
+        assert not [line for line in narrow if len(line) > 80], words
+        if len(piped) > 1:
+            head = next(at for at, line in enumerate(narrow) if line.startswith("─"))
+            assert sorted(" ".join(narrow[:head]).split()) == sorted(piped[0].split()), words
+    assert "123456789" in " ".join(shown("event list", 20)).split()
 
 
 def test_dsn_before_and_after_the_command(dsn: str, empty_dsn: str) -> None:

@@ -10,7 +10,7 @@ import click
 
 from tallybook._cli.common import command, duration, listing
 from tallybook._cli.database import Db, gathered
-from tallybook._cli.output import Columns, clean, print_json, print_rows, print_table, working
+from tallybook._cli.output import Columns, clean, local, print_json, print_rows, working
 from tallybook._db import counting
 from tallybook._model.counting import Counts, Throughput, Timings
 from tallybook._model.options import check_name
@@ -23,6 +23,13 @@ _RATES = ("completed_per_s", "failed_per_s")
 _TIMES = ("waited_p50", "waited_p95", "took_p50", "took_p95")
 _HOW: dict[type, tuple[tuple[str, ...], Callable[[Any, Any], Any]]] = {
     Counts: (_NUMBERS, operator.add), Throughput: (_RATES, operator.add), Timings: (_TIMES, max),
+}  # fmt: skip
+_EMPTY = "no counts: no job was ever enqueued"
+_SPEEDS: Columns = {
+    "completed/s": lambda line: f"{line['completed_per_s']:.1f}",
+    "failed/s": lambda line: f"{line['failed_per_s']:.1f}",
+    "waited p50": lambda line: _ms(line["waited_p50"]), "waited p95": lambda line: _ms(line["waited_p95"]),
+    "took p50": lambda line: _ms(line["took_p50"]), "took p95": lambda line: _ms(line["took_p95"]),
 }  # fmt: skip
 _Row = Counts | Throughput | Timings
 
@@ -38,21 +45,19 @@ def list_(db: Db, by_task: bool, as_json: bool) -> None:
     its slowest task. In JSON, times are in milliseconds.
     """
     found, oldest = _counted(db)
-    lines, rows = _lines(found, () if by_task else oldest, by_task), []
+    lines = _lines(found, () if by_task else oldest, by_task)
     for line in lines:
         since = oldest.get(str(line["queue"]))
         line["oldest"] = None if since is None or by_task else max(0.0, round(since, 3))
-        second = line["task"] if by_task else _span(line["oldest"])
-        speeds = (f"{line[name]:.1f}" for name in _RATES)
-        rows.append(
-            (line["queue"], second, *(line[state] for state in _STATES), *speeds, *(_ms(line[name]) for name in _TIMES))
-        )
     if as_json:
         print_json(lines)
         return
-    times = ("waited p50", "p95", "took p50", "p95")
-    titles = ("queue", "task" if by_task else "oldest", *_STATES, "completed/s", "failed/s", *times)
-    print_table(titles, rows, empty="no counts: no job was ever enqueued")
+    of: Columns = {"queue": "queue", "task": "task"} if by_task else {"queue": "queue"}
+    age: Columns = {} if by_task else {"oldest": lambda line: _span(line["oldest"])}
+    print_rows({**of, **age, **dict(zip(_STATES, _STATES, strict=True))}, lines, empty=_EMPTY)
+    if lines:
+        click.echo()
+        print_rows({**of, **_SPEEDS}, lines, empty=_EMPTY)
 
 
 def _counted(db: Db) -> tuple[list[_Row], dict[str, float | None]]:
@@ -100,6 +105,13 @@ def _ms(value: float | None) -> str:
     return f"{value:.0f} ms" if value < 10_000 else _span(value / 1000)
 
 
+_LEVELS: Columns = {
+    "from": lambda one: local(one.begins)[5:-3], "open": "open", "completed": "completed",
+    "failed": "failed", "died": "died", "scheduled": "scheduled", "retrying": "retrying", "waiting": "waiting",
+    "dead": "dead",
+}  # fmt: skip
+
+
 @command(of=count, json=True)
 @click.option("--step", type=duration, default="1 min", show_default=True, help="Length of a step, in whole minutes.")
 @click.option("--since", type=duration, help="How far back to start. [60 steps]")
@@ -111,25 +123,13 @@ def series(db: Db, queue: str | None, step: timedelta, since: timedelta | None, 
     found = db.run(counting.levels(step, since, queue))
     most_open = max((level.open for level in found), default=0)
     most_done = max((level.completed for level in found), default=0)
-    shown: Columns = {
-        "from": "begins", "open": "open", "": lambda one: _bar(one.open, most_open), "completed": "completed",
-        " ": lambda one: _bar(one.completed, most_done), "failed": "failed", "died": "died", "scheduled": "scheduled",
-        "retrying": "retrying", "waiting": "waiting", "dead": "dead",
-    }  # fmt: skip
-    print_rows(shown, found, empty="no counts", as_json=as_json)
+    print_rows(_LEVELS, found, empty="no counts", as_json=as_json)
     if found and not as_json:
         click.echo(f"open       {_spark([one.open for one in found])}  at most {most_open}")
         click.echo(f"completed  {_spark([one.completed for one in found])}  at most {most_done}")
 
 
-def _bar(value: int, most: int, width: int = 12) -> str:
-    """Draw a bar in proportion to the largest value. A non-zero value always shows at least one cell."""
-    eighths = 0 if value <= 0 or most <= 0 else max(1, round(value / most * width * 8))
-    whole, rest = divmod(eighths, 8)
-    return "█" * whole + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
-
-
-def _spark(values: Sequence[int], width: int = 80) -> str:
+def _spark(values: Sequence[int], width: int = 50) -> str:
     """Draw one character per step, newest on the right; if there are too many steps, the maximum of several."""
     group = -(-len(values) // width)
     highs = [max(values[at : at + group]) for at in range(0, len(values), group)]

@@ -150,9 +150,11 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, empt
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)  # as wide as without Rich
     for title, number in zip(titles, numeric, strict=True):
-        table.add_column(title, justify="right" if number else "left", overflow="fold")
+        # A number is never cut in two, nor a word of a title.
+        least = max(map(len, [*title.split(), ""]))
+        table.add_column(title, justify="right" if number else "left", overflow="fold", no_wrap=number, min_width=least)
     for row in cells:
         table.add_row(*map(Text, row))
     console.print(table)
