@@ -228,7 +228,7 @@ class Task(_Both[P, R_co]):
                 self.name,
                 "an atomic task takes its transaction first, by the annotation: psycopg.AsyncConnection or Connection,"
                 " asyncpg.Connection, SQLAlchemy's Session or AsyncSession, or Django's BaseDatabaseWrapper;"
-                "  then optionally a Context",
+                " then optionally a Context",
             )
         if kind.startswith("async") != self.is_async:
             takes = "a plain one, so no `async`" if self.is_async else "an async one, so it has to be `async def`"
