@@ -240,13 +240,10 @@ class Server:
 
     def _becomes_ready(self, deadline: float) -> bool:
         assert self._guard is not None
-        while time.monotonic() < deadline:
-            try:
+        while time.monotonic() < deadline and not self._guard.exited(_POLL):
+            with suppress(psycopg.OperationalError):
                 psycopg.connect(self._socket_dsn("postgres"), connect_timeout=5).close()
                 return True
-            except psycopg.OperationalError:
-                if self._guard.exited(_POLL):
-                    return False
         return False
 
     def _set_password(self) -> None:

@@ -145,10 +145,8 @@ class Cluster:
     def end_abandoned(self) -> None:
         """Wait until a server of ours whose guard was killed is gone; the kernel has signalled it, where it can."""
         deadline = time.monotonic() + _SECONDS_FOR_A_DYING_SERVER
-        told = False
         while (lock := self._try_lock()) is None:
-            if not told and (postmaster := self._postmaster()) is not None:
-                told = True
+            if (postmaster := self._postmaster()) is not None:
                 with suppress(ProcessLookupError):
                     os.kill(postmaster.pid, signal.SIGQUIT)
             if time.monotonic() > deadline:
