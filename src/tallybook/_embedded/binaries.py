@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -69,13 +69,15 @@ def binaries(version: int | None = None) -> Path:
     )
 
 
+@cache
 def version_text(bin_directory: Path) -> str:
     """Return what `postgres --version` prints, e.g. "postgres (PostgreSQL) 18.4"."""
     program = bin_directory / "postgres"
     try:
-        return _version_text(program, program.stat().st_mtime_ns)
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise EmbeddedUnavailable(f"{program} does not run: {error}") from error
+    return done.stdout.strip()
 
 
 def major_version(bin_directory: Path) -> int:
@@ -84,12 +86,6 @@ def major_version(bin_directory: Path) -> int:
     if match is None:
         raise EmbeddedUnavailable(f"{bin_directory / 'postgres'} is not PostgreSQL: its version is {text!r}")
     return int(match[1])
-
-
-@lru_cache
-def _version_text(program: Path, _mtime: int) -> str:
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=True)
-    return done.stdout.strip()
 
 
 def _named_by_environment() -> Path | None:
