@@ -76,7 +76,7 @@ def play(rows: Rows, display: Display) -> tuple[Figures, list[str]]:
 
 
 class Arrivals:
-    """Saves these rows, each with its job, at this rate; on a slow machine, fewer of them (see `close`).
+    """Saves these rows, each with its job, at this rate; after `close` no more of them.
 
     A few threads save one row after another at a steady rate, as in a web application. A queue that is filled at once
     would measure a backlog, not how soon a job is picked up.
@@ -101,7 +101,6 @@ class Arrivals:
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
-        """Start no more saves."""
         self._closed.set()
 
     def stop(self) -> None:

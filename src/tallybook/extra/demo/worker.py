@@ -33,27 +33,18 @@ class Worker(subprocess.Popen[bytes]):
 
     def __init__(self, name: str, dsn: str, url: str) -> None:
         self.name = name
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed at its end
+        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed at its end
         # -P: a file like http.py in the current directory must not be imported.
         command, pipe = [sys.executable, "-P", "-m", __name__, name], subprocess.PIPE
         env = {**os.environ, "TALLYBOOK_DSN": dsn, "WEBHOOK_URL": url}
-        super().__init__(command, stdin=pipe, stdout=self._log, stderr=self._log, env=env, start_new_session=True)
+        super().__init__(command, stdin=pipe, stdout=self.log, stderr=self.log, env=env, start_new_session=True)
 
     def check(self) -> None:
         """Raise an error with the last lines that it wrote if the process has ended."""
         if (code := self.poll()) is not None:
-            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 4000))
-            said = "\n".join(self._log.read().decode(errors="replace").splitlines()[-15:])
+            self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - 4000))
+            said = "\n".join(self.log.read().decode(errors="replace").splitlines()[-15:])
             raise TallybookError(f"{self.name} ended unexpectedly with status {code}", detail=said or None)
-
-    def end(self, seconds: float) -> None:
-        """Wait for its end; kill it after this time."""
-        try:
-            self.wait(max(0.0, seconds))
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self.wait()
-        self._log.close()
 
 
 def stop(workers: Collection[Worker]) -> None:
@@ -64,7 +55,12 @@ def stop(workers: Collection[Worker]) -> None:
         worker.send_signal(signal.SIGCONT)
         worker.stdin.close()
     for worker in workers:
-        worker.end(until - time.monotonic())
+        try:
+            worker.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+        worker.log.close()
 
 
 def _stop_when_alone() -> None:
