@@ -37,11 +37,10 @@ import psycopg
 from psycopg import sql
 
 from ._embedded import EmbeddedBusy, EmbeddedError, EmbeddedStartFailed, EmbeddedUnavailable
-from ._embedded.binaries import binaries, default_version, installed_versions
+from ._embedded.binaries import SUPERUSER, binaries, default_version, installed_versions, reachable_binaries
 from ._embedded.cluster import Cluster, Postmaster, is_running
 from ._embedded.directories import Account, RunDirectory, server_account
 from ._embedded.guard import NOT_DURABLE, Guard, Setting, checked, command_line
-from ._embedded.template import SUPERUSER, reachable_binaries
 
 __all__ = [
     "EmbeddedBusy", "EmbeddedError", "EmbeddedStartFailed", "EmbeddedUnavailable", "Server", "binaries",

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from . import EmbeddedError
+from .binaries import environment
 from .directories import Account
-from .template import environment
 
 Setting = str | int | float | bool
 
