@@ -186,7 +186,7 @@ class Servers:
 
     def _program(self, name: str) -> str:
         """Return the path of a program of the server's version that the server's user can reach."""
-        from tallybook._embedded.template import reachable_binaries
+        from tallybook._embedded.binaries import reachable_binaries
 
         return str(reachable_binaries(binaries(VERSION), self._account) / name)
 

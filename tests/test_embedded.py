@@ -25,9 +25,9 @@ import pytest
 from support.clusters import as_server
 from support.waiting import wait_until
 from tallybook import embedded
+from tallybook._embedded.binaries import environment, fingerprint
 from tallybook._embedded.cluster import is_running, read_postmaster
 from tallybook._embedded.directories import server_account
-from tallybook._embedded.template import _fingerprint, environment
 from tallybook.embedded import Server, temporary_server
 
 SOURCES = Path(embedded.__file__).parents[1]
@@ -501,7 +501,7 @@ def cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_half_made_template_is_recovered(cache: Path) -> None:
     """Leftovers of an interrupted initdb or copy are removed, and a template with missing parts is made anew."""
     account = server_account()
-    name = f"template-{_fingerprint(embedded.binaries())}-{account.uid if account else os.geteuid()}"
+    name = f"template-{fingerprint(embedded.binaries())}-{account.uid if account else os.geteuid()}"
     (cache / f"{name}.unfinished-abc").mkdir()
     (cache / f"{name}.unfinished-abc" / "PG_VERSION").write_text("18\n")
     (cache / name).mkdir()

@@ -37,11 +37,10 @@ import psycopg
 from psycopg import sql
 
 from ._embedded import EmbeddedBusy, EmbeddedError, EmbeddedStartFailed, EmbeddedUnavailable
-from ._embedded.binaries import binaries, default_version, installed_versions
+from ._embedded.binaries import SUPERUSER, binaries, default_version, installed_versions, reachable_binaries
 from ._embedded.cluster import Cluster, Postmaster, is_running
 from ._embedded.directories import Account, RunDirectory, server_account
 from ._embedded.guard import NOT_DURABLE, Guard, Setting, checked, command_line
-from ._embedded.template import SUPERUSER, reachable_binaries
 
 __all__ = [
     "EmbeddedBusy", "EmbeddedError", "EmbeddedStartFailed", "EmbeddedUnavailable", "Server", "binaries",
@@ -228,7 +227,8 @@ class Server:
             self._guard.start(line)
             if self._becomes_ready(deadline):
                 break
-            tail = _tail(self.log_path, log_start)
+            log = self.log_path.read_bytes()[log_start:].decode(errors="replace")
+            tail = "\n".join(log.splitlines()[-20:])
             taken = self._tcp and self._wanted_port is None and "could not bind" in tail
             if not taken or attempt == 2:  # somebody else may take a free port before the server does
                 what = "did not become ready in time" if self._guard.pid else "ended while starting"
@@ -239,13 +239,10 @@ class Server:
 
     def _becomes_ready(self, deadline: float) -> bool:
         assert self._guard is not None
-        while time.monotonic() < deadline:
-            try:
+        while time.monotonic() < deadline and not self._guard.exited(_POLL):
+            with suppress(psycopg.OperationalError):
                 psycopg.connect(self._socket_dsn("postgres"), connect_timeout=5).close()
                 return True
-            except psycopg.OperationalError:
-                if self._guard.exited(_POLL):
-                    return False
         return False
 
     def _set_password(self) -> None:
@@ -297,13 +294,11 @@ def temporary_server(
     server can be stopped, killed and started again inside the block. If this process dies, server and directory are
     removed within seconds. Errors as in `Server.start`.
     """
+    # Their errors come before there is a directory that would have to be removed.
+    version = default_version() if version is None else version
+    settings = checked({**({} if durable else NOT_DURABLE), **(settings or {})})
     run = RunDirectory.make(server_account())
-    try:
-        server = Server(run.path / "data", version, {**({} if durable else NOT_DURABLE), **(settings or {})}, tcp=tcp)
-    except BaseException:
-        run.remove()
-        run.release()
-        raise
+    server = Server(run.path / "data", version, settings, tcp=tcp)
     server._run = run
     server._is_temporary = True
     try:
@@ -311,10 +306,3 @@ def temporary_server(
     finally:
         server._is_temporary = False
         server.stop("immediate")
-
-
-def _tail(path: Path, start: int) -> str:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(start, size - 20_000))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-20:])

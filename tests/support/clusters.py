@@ -21,10 +21,9 @@ from support.database import one
 from support.paths import clean_environment
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
-from tallybook._embedded.binaries import binaries
+from tallybook._embedded.binaries import SUPERUSER, binaries, environment, reachable_binaries
 from tallybook._embedded.directories import server_account
 from tallybook._embedded.guard import NOT_DURABLE
-from tallybook._embedded.template import SUPERUSER, environment, reachable_binaries
 from tallybook.embedded import Server, temporary_server
 
 

@@ -14,7 +14,7 @@ import pytest
 from support.workers import eventually, working
 from tallybook import App, Context
 from tallybook._db.migrate import migrate
-from tallybook._embedded.template import environment
+from tallybook._embedded.binaries import environment
 from tallybook.embedded import Server, temporary_server
 
 pytestmark = pytest.mark.direct("a server of its own")

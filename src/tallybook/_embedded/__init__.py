@@ -1,9 +1,8 @@
 """The modules behind `tallybook.embedded`, and their errors.
 
-binaries   finds the PostgreSQL installations of this machine
+binaries   finds the PostgreSQL installations of this machine; copies one for a user that cannot reach it
 directories  cache, run directories, locks between processes; the user that root's server runs as, and what it reaches
-template   runs initdb once and copies after that; copies the binaries for a user that cannot reach the installed ones
-cluster    one data directory: its lock, its contents, the server that uses it, making it
+cluster    one data directory: its lock, its contents, the server that uses it, making it (initdb once, then copies)
 guard      the server's command line, and our handle on the guard process; guard_main is that process
 """
 

@@ -6,16 +6,20 @@ the process that started the server.
 """
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import EmbeddedBusy, EmbeddedError
-from .directories import Account, owner_uid, redirected_parent, try_lock
-from .template import new_cluster
+from .binaries import INITDB, UNFINISHED, environment, fingerprint
+from .directories import Account, cache_directory, locked, owner_uid, redirected_parent, try_lock
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ def is_postmaster_of(pid: int, data: Path) -> bool:
     return True
 
 
+_LOG_LINES = 20
 _POLL = 0.02
 _SECONDS_FOR_A_DYING_SERVER = 20.0
 
@@ -145,10 +150,8 @@ class Cluster:
     def end_abandoned(self) -> None:
         """Wait until a server of ours whose guard was killed is gone; the kernel has signalled it, where it can."""
         deadline = time.monotonic() + _SECONDS_FOR_A_DYING_SERVER
-        told = False
         while (lock := self._try_lock()) is None:
-            if not told and (postmaster := self._postmaster()) is not None:
-                told = True
+            if (postmaster := self._postmaster()) is not None:
                 with suppress(ProcessLookupError):
                     os.kill(postmaster.pid, signal.SIGQUIT)
             if time.monotonic() > deadline:
@@ -190,3 +193,79 @@ class Cluster:
         elsewhere = Path(tempfile.mkdtemp(prefix=f"{self.path.name}-", dir=redirected_parent(account)))
         self.path.symlink_to(elsewhere)
         return elsewhere
+
+
+def new_cluster(target: Path, bin_directory: Path, account: Account | None, *, durable: bool) -> None:
+    """Make `target` a fresh data directory that belongs to the server's user; with `durable`, sync it to disk.
+
+    `target` may exist as an empty directory. The server's user must be able to reach its parent.
+    """
+    cache = cache_directory(account)
+    with locked(cache / "template.lock") as lock:
+        template = _template(cache, bin_directory, account, lock)
+        # Copy under the lock, too: a process that holds it may delete a broken template.
+        for left in target.parent.glob(f".{target.name}{UNFINISHED}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}{UNFINISHED}", dir=target.parent))
+        try:
+            if account is not None:
+                unfinished.chmod(0o711)  # for the server's user, who owns only its contents
+            _copy(template, unfinished / "data")
+            if durable:
+                _run(bin_directory, account, "--sync-only", str(unfinished / "data"))
+            (unfinished / "data").rename(target)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _template(cache: Path, bin_directory: Path, account: Account | None, lock: int) -> Path:
+    name = f"template-{fingerprint(bin_directory)}-{owner_uid(account)}"
+    template = cache / name
+    for left in cache.glob(f"template-*{UNFINISHED}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if (template / "PG_VERSION").is_file() and (template / "global" / "pg_control").is_file():
+        return template
+    shutil.rmtree(template, ignore_errors=True)  # emptied by a user, or by a cache cleaner
+    unfinished = Path(tempfile.mkdtemp(prefix=name + UNFINISHED, dir=cache))
+    if account is not None:
+        account.owns(unfinished)
+    # initdb inherits the lock: if we are killed, no process removes the directory while initdb still runs.
+    # It syncs to disk (80 ms here), else a power cut could leave a template that looks complete but has empty files.
+    _run(bin_directory, account, *INITDB, str(unfinished), lock=lock)
+    unfinished.rename(template)
+    return template
+
+
+def _run(bin_directory: Path, account: Account | None, *arguments: str, lock: int | None = None) -> None:
+    identity: Any = {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+    done = subprocess.run(
+        [bin_directory / "initdb", *arguments[:-1], "-D", arguments[-1]],
+        env=environment(),
+        cwd="/",  # the server's user may not be able to enter the current one
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+        pass_fds=() if lock is None else (lock,),
+        **identity,
+    )
+    if done.returncode != 0:
+        tail = "\n".join(done.stdout.splitlines()[-_LOG_LINES:])
+        raise EmbeddedError(f"{bin_directory / 'initdb'} failed with status {done.returncode}:\n{tail}")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a data directory with owners, modes and times; share blocks if the file system can."""
+    fast = ["-Rpc"] if sys.platform == "darwin" else ["-a", "--reflink=auto"]
+    problem = ""
+    for options in (fast, ["-Rp"]):  # every POSIX system knows the second
+        done = subprocess.run(
+            ["cp", *options, source, target], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            return
+        problem = done.stderr.strip()
+        shutil.rmtree(target, ignore_errors=True)
+    raise EmbeddedError(f"cannot copy {source} to {target}: {problem}")

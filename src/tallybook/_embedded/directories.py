@@ -133,7 +133,12 @@ def cache_directory(account: Account | None) -> Path:
                 "cannot reach it. Name a directory whose parents can all be entered by others."
             )
         return directory
-    for candidate in _usual_caches(account):
+    candidates = [Path("/var/cache/tallybook")]
+    if account is None:
+        candidates = [Path(xdg).absolute() / "tallybook"] if (xdg := os.environ.get("XDG_CACHE_HOME")) else []
+        with suppress(RuntimeError):  # no HOME and no entry in the password file
+            candidates.append(Path.home() / ".cache" / "tallybook")
+    for candidate in candidates:
         with suppress(OSError):
             _make(candidate, account)
             if os.access(candidate, os.W_OK | os.X_OK) and (account is None or account.enters(candidate)):
@@ -147,17 +152,6 @@ def _make(directory: Path, account: Account | None) -> None:
     directory.mkdir(parents=True)
     if account is not None:
         directory.chmod(0o755)  # override a tight umask: the server's user must be able to enter
-
-
-def _usual_caches(account: Account | None) -> list[Path]:
-    if account is not None:
-        return [Path("/var/cache/tallybook")]
-    candidates = []
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        candidates.append(Path(xdg).absolute() / "tallybook")
-    with suppress(RuntimeError):  # no HOME and no entry in the password file
-        candidates.append(Path.home() / ".cache" / "tallybook")
-    return candidates
 
 
 def _private_cache(account: Account | None) -> Path:

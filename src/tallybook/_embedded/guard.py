@@ -10,12 +10,11 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 from . import EmbeddedError
+from .binaries import environment
 from .directories import Account
-from .template import environment
 
 Setting = str | int | float | bool
 
@@ -75,7 +74,7 @@ class Guard:
         if not sys.executable:
             raise EmbeddedError("the guard of an embedded server needs sys.executable, which is empty here")
         # The write end of stdin must be ours alone. Popen makes it close-on-exec, which covers programs that we start.
-        # _watch_forks covers copies of this process by a bare fork().
+        # _leave_all covers copies of this process by a bare fork().
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", _PROGRAM, run_directory, *identity],
             stdin=subprocess.PIPE,
@@ -91,7 +90,6 @@ class Guard:
         self.process_id = self._process.pid
         self._commands = self._process.stdin
         self._replies = self._process.stdout
-        _watch_forks()
         _alive.add(self)
 
     def is_alive(self) -> bool:
@@ -170,15 +168,13 @@ class Guard:
         return True
 
 
-@cache  # os.register_at_fork cannot be undone, so do it once per process
-def _watch_forks() -> None:
-    """Close our end of every guard's pipe in forked copies, else a server would live as long as the last copy."""
+def _leave_all() -> None:
+    """Close our end of every guard's pipe in a forked copy, else a server would live as long as the last copy."""
+    for guard in list(_alive):
+        guard.pid, guard.is_ours = 0, False  # the server stays the parent's
+        for end in (guard._commands, guard._replies):
+            with suppress(OSError):
+                end.close()
 
-    def leave_all() -> None:
-        for guard in list(_alive):
-            guard.pid, guard.is_ours = 0, False  # the server stays the parent's
-            for end in (guard._commands, guard._replies):
-                with suppress(OSError):
-                    end.close()
 
-    os.register_at_fork(after_in_child=leave_all)
+os.register_at_fork(after_in_child=_leave_all)

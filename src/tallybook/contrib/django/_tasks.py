@@ -176,15 +176,12 @@ def declare(task: _api.Task, options: Mapping[str, Any]) -> None:
 def _handler(task: _api.Task) -> Any:
     def handler(_context: Context, /, **args: Any) -> Any:
         run = _Run(task, _context)
-        _api.task_started.send_robust(type(run.backend), task_result=run.result)
         try:
             value = _api.normalize_json(task.func(*run.first, *run.result.args, **run.result.kwargs))
         except Exception as error:
-            if run.has_failed(error):  # here, because receivers read the exception that is being handled
-                _api.task_finished.send_robust(type(run.backend), task_result=run.result)
+            run.failed(error)  # here, because receivers of signals read the exception that is being handled
             raise
-        run.has_succeeded(value)
-        _api.task_finished.send_robust(type(run.backend), task_result=run.result)
+        run.succeeded(value)
         return value
 
     return handler
@@ -193,22 +190,19 @@ def _handler(task: _api.Task) -> Any:
 def _async_handler(task: _api.Task) -> Any:
     async def handler(_context: Context, /, **args: Any) -> Any:
         run = await sync_to_async(_Run)(task, _context)
-        await _api.task_started.asend_robust(type(run.backend), task_result=run.result)
         try:
             value = _api.normalize_json(await task.func(*run.first, *run.result.args, **run.result.kwargs))
         except Exception as error:
-            if await sync_to_async(run.has_failed)(error):
-                await _api.task_finished.asend_robust(type(run.backend), task_result=run.result)
+            await sync_to_async(run.failed)(error)
             raise
-        run.has_succeeded(value)
-        await _api.task_finished.asend_robust(type(run.backend), task_result=run.result)
+        await sync_to_async(run.succeeded)(value)
         return value
 
     return handler
 
 
 class _Run:
-    """One attempt in terms of Django."""
+    """One attempt in terms of Django, and its signals."""
 
     def __init__(self, task: _api.Task, context: Context) -> None:
         self._context = context
@@ -217,19 +211,19 @@ class _Run:
         self.backend = _api.task_backends[alias if is_known else task.backend]
         self.result = read(self.backend, str(context.job_id))
         self.first = [_api.TaskContext(task_result=self.result)] if task.takes_context else []
+        _api.task_started.send_robust(type(self.backend), task_result=self.result)
 
-    def has_succeeded(self, value: Any) -> None:
-        self._set(status=_api.TaskResultStatus.SUCCESSFUL, finished_at=timezone.now(), _return_value=value)
+    def succeeded(self, value: Any) -> None:
+        self._finished(status=_api.TaskResultStatus.SUCCESSFUL, _return_value=value)
 
-    def has_failed(self, error: Exception) -> bool:
-        """Record a failure; returns whether it is the last. Otherwise the task is ready again, and has not finished."""
+    def failed(self, error: Exception) -> None:
+        """Record a failure if it is the last. Otherwise the task is ready again, and has not finished."""
         if isinstance(error, Snooze) or (not isinstance(error, (Cancel, Dead)) and not self._is_last(error)):
-            return False
+            return
         path = f"{type(error).__module__}.{type(error).__qualname__}"
         text = "".join(traceback.format_exception(error))
         self.result.errors.append(_api.TaskError(exception_class_path=path, traceback=text))
-        self._set(status=_api.TaskResultStatus.FAILED, finished_at=timezone.now())
-        return True
+        self._finished(status=_api.TaskResultStatus.FAILED)
 
     def _is_last(self, error: Exception) -> bool:
         job = self._context._job()
@@ -244,6 +238,7 @@ class _Run:
         except Exception:  # the handler may have left a broken connection: its own error must be the one on record
             return _MAX_ATTEMPTS
 
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
+    def _finished(self, **values: Any) -> None:
+        for name, value in {**values, "finished_at": timezone.now()}.items():
             object.__setattr__(self.result, name, value)  # it is frozen; Django does the same
+        _api.task_finished.send_robust(type(self.backend), task_result=self.result)

@@ -13,10 +13,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 from tallybook.errors import TallybookError
 
@@ -41,40 +41,36 @@ def run(input: Path | None = None, *, plain: bool | None = None) -> int:  # noqa
     128 + n: stopped by signal n. Errors go to standard error.
     """
     try:
-        taken = read(Path(input or os.environ.get("DEMO_INPUT") or SHIPPED))
-    except InputError as error:
-        return _fail(2, str(error))
-    try:
+        rows = read(Path(input or os.environ.get("DEMO_INPUT") or SHIPPED))
         with _interruptible():
-            return _play(taken, plain)
+            return _play(rows, plain)
+    except InputError as error:
+        status, problem = 2, str(error)
     except _Interrupted as stopped:
         number = stopped.args[0]
-        return _fail(128 + number, f"stopped by {signal.Signals(number).name}; everything was removed")
+        status, problem = 128 + number, f"stopped by {signal.Signals(number).name}; everything was removed"
     except BrokenPipeError:  # the reader has stopped, as in `make demo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except TallybookError as error:
-        return _fail(1, str(error))
+        status, problem = 1, str(error)
+    print(f"demo: error: {problem}", file=sys.stderr, flush=True)
+    return status
 
 
-def _play(taken: list[Row], plain: bool | None) -> int:
+def _play(rows: list[Row], plain: bool | None) -> int:
     from tallybook.extra.demo import stage
     from tallybook.extra.demo.display import chosen
 
     with chosen(plain) as display:
-        if len(taken) == MOST:
+        if len(rows) == MOST:
             display.event(f"using the first {MOST} rows, so that the demo ends within a minute")
-        figures, summary = stage.play(taken, display)
+        figures, summary = stage.play(rows, display)
     print("\n".join(summary))
     for problem in figures.problems:
         print(f"demo: error: {problem}", file=sys.stderr)
     print(figures.line, flush=True)
     return 1 if figures.problems else 0
-
-
-def _fail(status: int, text: str) -> int:
-    print(f"demo: error: {text}", file=sys.stderr, flush=True)
-    return status
 
 
 @contextmanager
@@ -106,15 +102,20 @@ class InputError(TallybookError):
 def read(path: Path) -> list[Row]:
     """Return the first MOST rows of the file. Raises InputError."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(islice(_rows(path, file), MOST))
-    except UnicodeDecodeError:
-        _not_utf8(path)
+        data = path.read_bytes()
     except FileNotFoundError:
         hint = "Name a CSV file with DEMO_INPUT=file.csv or --input, or omit both for the included rows"
         raise InputError(f"{path}: there is no such file", hint=hint) from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        text = data.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        *before, start = data[: error.start].split(b"\n")
+        what = f"byte 0x{data[error.start]:02x} at position {len(start) + 1}"
+        hint = "Save it as UTF-8"
+        raise InputError(f"{path}, line {len(before) + 1}: not UTF-8: {what}", hint=hint) from None
+    rows = list(islice(_rows(path, StringIO(text, newline="")), MOST))
     if not rows:
         raise InputError(f"{path}: there is no row after the header", hint="Each row becomes one submission")
     return rows
@@ -131,9 +132,9 @@ def _rows(path: Path, file: Iterator[str]) -> Iterator[Row]:
     line = 2
     try:
         for cells in lines:
-            at, line = line, lines.line_num + 2
             if cells:
-                yield _row(path, at, header, cells)
+                yield _row(f"{path}, line {line}", header, cells)
+            line = lines.line_num + 2
     except csv.Error as error:
         raise InputError(f"{path}, line {line}: not CSV: {error}") from None
 
@@ -144,34 +145,26 @@ def _header(path: Path, line: str, delimiter: str) -> list[str]:
     except (csv.Error, ValueError) as error:
         raise InputError(f"{path}, line 1: the header is not CSV: {error}") from None
     names = [name.strip() for name in names]
-    hint = "The first line names the columns, as in name,email,message"
     for at, name in enumerate(names, 1):
+        problem = None
         if not name:
-            raise InputError(f"{path}, line 1: there is no header: column {at} has no name", hint=hint)
-        if "@" in name or "\0" in name or re.fullmatch(r"[-+]?\d[\d.,:/-]*", name):
-            raise InputError(f"{path}, line 1: there is no header: {name[:40]!r} is a value, not a name", hint=hint)
-        if name in names[: at - 1]:
-            raise InputError(f"{path}, line 1: two columns have the name {name!r}", hint=hint)
+            problem = f"there is no header: column {at} has no name"
+        elif "@" in name or "\0" in name or re.fullmatch(r"[-+]?\d[\d.,:/-]*", name):
+            problem = f"there is no header: {name[:40]!r} is a value, not a name"
+        elif name in names[: at - 1]:
+            problem = f"two columns have the name {name!r}"
+        if problem:
+            hint = "The first line names the columns, as in name,email,message"
+            raise InputError(f"{path}, line 1: {problem}", hint=hint)
     return names
 
 
-def _row(path: Path, line: int, header: list[str], cells: list[str]) -> Row:
+def _row(at: str, header: list[str], cells: list[str]) -> Row:
     if len(cells) > len(header):
         hint = 'Put a value that contains a comma in quotes: "a, b"'
-        raise InputError(f"{path}, line {line}: {len(cells)} columns, the header names {len(header)}", hint=hint)
+        raise InputError(f"{at}: {len(cells)} columns, the header names {len(header)}", hint=hint)
     row = dict(zip(header, cells, strict=False))
     for name, value in row.items():
         if "\0" in value:
-            raise InputError(f"{path}, line {line}: {name!r} contains a NUL character, which PostgreSQL cannot store")
+            raise InputError(f"{at}: {name!r} contains a NUL character, which PostgreSQL cannot store")
     return row
-
-
-def _not_utf8(path: Path) -> NoReturn:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                what = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
-                raise InputError(f"{path}, line {number}: not UTF-8: {what}", hint="Save it as UTF-8") from None
-    raise InputError(f"{path}: not UTF-8", hint="Save it as UTF-8")

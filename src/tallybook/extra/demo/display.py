@@ -8,84 +8,61 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tallybook._db.driver import Connection
-from tallybook.extra.demo.processes import Note
+from tallybook.extra.demo.receiver import Note
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_JOBS = """select (args ->> 'submission_id')::bigint, state, attempts, extract(epoch from enqueued_at)::float8
+_JOBS = """select 'submission-' || (args ->> 'submission_id'), state, attempts, extract(epoch from enqueued_at)::float8
              from tallybook.job where task = 'deliver'"""
 _SUBMISSIONS = "select id, encode(sha256(convert_to(data::text, 'UTF8')), 'hex') from submission"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figures:
+class Figures(NamedTuple):
     submissions: int  # rows of the business table
-    jobs: int
-    completed: int
-    delivered: int  # submissions for which the receiver answered 2xx to exactly the bytes in the business table
-    retries: int  # attempts beyond each job's first
     duplicates: int  # 2xx answers beyond each key's first
-    rate: float  # deliveries per second, from the first to the last
-    pickup: Sequence[float]
-    """Seconds from the enqueue, before its commit, to the start of the first handler that reached the receiver."""
-
-    @property
-    def lost(self) -> int:
-        return self.submissions - self.delivered
-
-    @property
-    def problems(self) -> list[str]:
-        found = [f"{self.lost} submissions were not delivered"] if self.lost else []
-        if self.jobs != self.submissions:
-            found.append(f"{self.submissions} submissions but {self.jobs} jobs")
-        if self.completed != self.jobs:
-            found.append(f"{self.jobs - self.completed} jobs are not completed")
-        return found
-
-    @property
-    def line(self) -> str:
-        return (
-            f"demo: {self.submissions} submissions, {self.delivered} delivered, {self.lost} lost,"
-            f" {self.retries} retries, {self.duplicates} duplicate deliveries, rate {self.rate:.0f}/s,"
-            f" pickup p50 {percentile(self.pickup, 0.5) * 1000:.1f} ms"
-            f" p99 {percentile(self.pickup, 0.99) * 1000:.1f} ms"
-        )
+    problems: list[str]
+    line: str
 
 
 def measure(conn: Connection, notes: Sequence[Note]) -> Figures:
     saved = {f"submission-{number}": sha256 for number, sha256 in conn.execute(_SUBMISSIONS)}
     jobs = conn.execute(_JOBS).fetchall()
-    enqueued = {f"submission-{number}": at for number, *_, at in jobs}
-    taken = [note for note in notes if note.taken and saved.get(note.key) == note.sha256]
-    by_key = Counter(note.key for note in taken)
-    started: dict[str, float] = {}
+    taken = [note for note in notes if note.taken and saved.get(note.key) == note.sha256]  # exactly the saved bytes
+    delivered = len({note.key for note in taken})
+    lost, open_ = len(saved) - delivered, sum(state != "completed" for _, state, *_ in jobs)
+    retries = sum(max(0, attempts - 1) for *_, attempts, _ in jobs)
+    duplicates = len(taken) - delivered
+    seconds = max(note.at for note in taken) - min(note.at for note in taken) if taken else 0.0
+    rate = len(taken) / seconds if seconds else 0.0
+    started: dict[str, float] = {}  # of the first handler that reached the receiver
     for note in notes:
         started[note.key] = min(note.started_at, started.get(note.key, note.started_at))
-    times = sorted(note.at for note in taken)
-    seconds = times[-1] - times[0] if times else 0.0
-    return Figures(
-        submissions=len(saved),
-        jobs=len(jobs),
-        completed=sum(state == "completed" for _, state, *_ in jobs),
-        delivered=len(by_key),
-        retries=sum(max(0, attempts - 1) for *_, attempts, _ in jobs),
-        duplicates=by_key.total() - len(by_key),
-        rate=len(taken) / seconds if seconds else 0.0,
-        pickup=sorted(started[key] - at for key, at in enqueued.items() if key in started),
+    # From the enqueue, before its commit.
+    p50, p99 = percentiles(started[key] - at for key, *_, at in jobs if key in started)
+    line = (
+        f"demo: {len(saved)} submissions, {delivered} delivered, {lost} lost, {retries} retries,"
+        f" {duplicates} duplicate deliveries, rate {rate:.0f}/s, pickup p50 {p50:.1f} ms p99 {p99:.1f} ms"
     )
+    problems = {
+        f"{lost} submissions were not delivered": lost,
+        f"{len(saved)} submissions but {len(jobs)} jobs": len(jobs) != len(saved),
+        f"{open_} jobs are not completed": open_,
+    }
+    return Figures(len(saved), duplicates, [problem for problem, is_there in problems.items() if is_there], line)
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that this share of all values does not exceed; 0 if there are none."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+def percentiles(seconds: Iterable[float]) -> tuple[float, float]:
+    """Return the median and the 99th percentile in milliseconds; zeros if there are no values."""
+    ordered = sorted(seconds) or [0.0]
+    return ordered[len(ordered) // 2] * 1000, ordered[int(0.99 * len(ordered))] * 1000
 
 
 @dataclass
@@ -96,13 +73,12 @@ class Board:
     refused: int = 0  # requests that the receiver answered with a 500
     states: Counter[str] = field(default_factory=Counter)  # the states of the jobs that are not completed
     workers: dict[str, str] = field(default_factory=dict)  # the status of each worker, by name
-    pickup: Sequence[float] = ()  # the most recent pickup times in seconds, sorted
+    pickup: deque[float] = field(default_factory=lambda: deque(maxlen=500))  # the most recent pickup times in seconds
 
     @property
     def latency(self) -> str:
-        if not self.pickup:
-            return "-"
-        return f"p50 {percentile(self.pickup, 0.5) * 1000:.1f} ms, p99 {percentile(self.pickup, 0.99) * 1000:.1f} ms"
+        p50, p99 = percentiles(self.pickup)
+        return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms" if self.pickup else "-"
 
 
 class Display:

@@ -3,10 +3,9 @@
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tallybook._db.driver import Connection, connect
@@ -14,9 +13,9 @@ from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
 from tallybook.errors import TallybookError
 from tallybook.extra.demo import app as demo_app
-from tallybook.extra.demo.display import Board, Display, Figures, measure, percentile
-from tallybook.extra.demo.processes import Process, Processes, ReceiverLog
-from tallybook.extra.demo.receiver import SLOW
+from tallybook.extra.demo.display import Board, Display, Figures, measure, percentiles
+from tallybook.extra.demo.receiver import SLOW, Receiver
+from tallybook.extra.demo.worker import Worker, stop
 
 Rows = Sequence[dict[str, str]]
 RATE = 200.0  # submissions per second, unless there are few or very many
@@ -28,9 +27,9 @@ _SAVING = 4  # threads
 _KILL_AT = 0.4
 _TICK = 0.1
 
-_LOOK = """select id, state, worker, crashes, extract(epoch from enqueued_at)::float8, args ->> 'submission_id'
+_LOOK = """select id, state, worker, crashes, extract(epoch from enqueued_at)::float8,
+                  'submission-' || (args ->> 'submission_id')
              from tallybook.job where id = any(%s::bigint[])"""
-_LIVE = "select count(*) from tallybook.worker where ended_at is null"
 
 QUERIES = (  # for a newcomer to try, shown with the answers of this run
     "select state, count(*) from tallybook.job group by state",
@@ -45,16 +44,14 @@ class Seen(NamedTuple):
     worker: str | None
     crashes: int
     enqueued_at: float
-    submission: str
+    key: str
 
 
-@dataclass
-class Kill:
+class Kill(NamedTuple):
     worker: str
     at: float
     held: set[int]
     rescued: set[int]
-    rescued_after: float = 0.0
 
 
 def play(rows: Rows, display: Display) -> tuple[Figures, list[str]]:
@@ -68,27 +65,27 @@ def play(rows: Rows, display: Display) -> tuple[Figures, list[str]]:
         migrate(conn)
         conn.execute(demo_app.TABLE)
         display.event(f"PostgreSQL {server.version} is up, with the schema tallybook and the table submission")
-        processes = stack.enter_context(Processes())
-        stage = _Stage(conn, dsn, rows, processes, display)
-        stack.callback(stage.arrivals.stop)
-        return stage.run()
+        rate = len(rows) / min(max(len(rows) / RATE, SHORTEST), LONGEST)
+        # With few submissions, hardly any would be running when the worker is killed, so the receiver is slower.
+        receiver = stack.enter_context(Receiver(min(max(SLOW, 6 / (0.115 * rate)), 0.9)))
+        display.event(f"a receiver listens on {receiver.url}; some requests fail on purpose, some are slow")
+        stage = _Stage(conn, dsn, receiver, Arrivals(dsn, rows, rate), display)
+        stack.callback(stage.stop)
+        figures = stage.run()
+        return figures, stage.summary(figures)
 
 
 class Arrivals:
-    """Saves these rows within `seconds`, each with its job; on a slow machine, fewer of them (see `close`).
+    """Saves these rows, each with its job, at this rate; after `close` no more of them.
 
     A few threads save one row after another at a steady rate, as in a web application. A queue that is filled at once
     would measure a backlog, not how soon a job is picked up.
     """
 
-    def __init__(self, dsn: str, rows: Rows, *, seconds: float) -> None:
-        self._dsn = dsn
-        self._every = seconds / len(rows)
-        self._next: Iterator[tuple[int, dict[str, str] | None]] = enumerate(rows)
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_SAVING)]
-        self._started = 0.0
+    def __init__(self, dsn: str, rows: Rows, rate: float) -> None:
+        self._dsn, self.rows, self.rate = dsn, rows, rate
+        self._closed = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(at,), daemon=True) for at in range(_SAVING)]
         self.jobs: list[int] = []  # the ids of the jobs that were enqueued and committed
         self.took: list[float] = []  # the seconds that each save took, from the begin of the transaction to its commit
         self.error: Exception | None = None
@@ -104,7 +101,7 @@ class Arrivals:
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
-        self._stop.set()
+        self._closed.set()
 
     def stop(self) -> None:
         """Start no more saves and wait until the running ones have ended."""
@@ -113,174 +110,161 @@ class Arrivals:
             if thread.ident is not None:
                 thread.join(5)
 
-    def _run(self) -> None:
+    def _run(self, first: int) -> None:
         try:
             with connect(self._dsn, autocommit=True, application_name="tallybook demo web") as conn:
-                while True:
-                    with self._lock:
-                        at, row = next(self._next, (0, None))
-                    due = self._started + at * self._every
-                    if row is None or self._stop.wait(max(0.0, due - time.monotonic())):
+                for at in range(first, len(self.rows), _SAVING):
+                    if self._closed.wait(max(0.0, self._started + at / self.rate - time.monotonic())):
                         return
                     begun = time.monotonic()
-                    job = demo_app.save(conn, row)
+                    job = demo_app.save(conn, self.rows[at])
                     self.took.append(time.monotonic() - begun)
                     self.jobs.append(job.id)
         except Exception as error:
             self.error = error
-            self._stop.set()
+            self.close()
 
 
 class _Stage:
-    def __init__(self, conn: Connection, dsn: str, rows: Rows, processes: Processes, display: Display) -> None:
-        self._conn, self._dsn, self._processes, self._display = conn, dsn, processes, display
-        self._seconds = min(max(len(rows) / RATE, SHORTEST), LONGEST)
-        # With few submissions, hardly any would be running when the worker is killed, so the receiver is slower.
-        rate = len(rows) / self._seconds
-        slow = min(max(SLOW, 6 / (0.115 * rate)), 0.9)
-        self._receiver = processes.start("the receiver", "receiver", f"{slow:.3f}")
-        self._log = ReceiverLog(self._receiver)
-        self.arrivals = Arrivals(dsn, rows, seconds=self._seconds)
-        self._board = Board(len(rows))
-        self._workers: dict[str, Process] = {}
+    def __init__(self, conn: Connection, dsn: str, receiver: Receiver, arrivals: Arrivals, display: Display) -> None:
+        self._conn, self._dsn, self._receiver, self._arrivals, self._display = conn, dsn, receiver, arrivals, display
+        self._board = Board(len(arrivals.rows))
+        self._workers: dict[str, Worker] = {}
         self._kill: Kill | None = None
-        self._looked_at = 0
+        self._rescued_after = 0.0
+        self._looked_at = self._notes_read = 0
         self._open: dict[int, Seen | None] = {}
-        self._started = 0.0
-        self._starts: dict[str, float] = {}
-        self._notes_read = 0
-        self._pickup: deque[float] = deque(maxlen=500)
-
-    def run(self) -> tuple[Figures, list[str]]:
+        self._enqueued: dict[str, float] = {}
+        self._taken: set[str] = set()
         self._started = time.monotonic()
-        deadline = self._started + _DEADLINE
-        self._display.event(f"a receiver listens on {self._log.url}; some requests fail on purpose, some are slow")
+
+    def run(self) -> Figures:
         for name in ("worker A", "worker B"):
             self._start_worker(name)
-        while self._conn.execute(_LIVE).fetchone() != (2,):
-            self._processes.check()
-            if time.monotonic() > deadline:
+        while len(self._live()) < 2:
+            self._check()
+            if self._late():
                 raise TallybookError(f"not done within {_DEADLINE:.0f} s: both workers are up")
             time.sleep(0.05)
         self._display.event("worker A and worker B are up")
-        rate = self._board.planned / self._seconds
-        self._display.event(f"{self._board.planned} form submissions arrive, {rate:.0f} per second")
-        self.arrivals.start()
-        while not (self.arrivals.over and not self._open and self._kill):
-            if time.monotonic() > deadline:
+        self._display.event(f"{self._board.planned} form submissions arrive, {self._arrivals.rate:.0f} per second")
+        self._arrivals.start()
+        is_done = False
+        while not is_done:
+            if self._late():
                 self._display.event(f"giving up: not done after {_DEADLINE:.0f} s")
                 break
-            began = time.monotonic()
+            began, over = time.monotonic(), self._arrivals.over
             self._tick()
+            is_done = over and not self._open and self._kill is not None
             # Watching must not become the load: it takes at most a third of the time.
             time.sleep(max(_TICK, 2 * (time.monotonic() - began)))
-        return self._end()
+        self.stop()
+        figures = measure(self._conn, self._receiver.notes)
+        if (left := self._board.planned - figures.submissions) > 0:
+            self._display.event(f"this machine is slow: the last {left} submissions were skipped")
+        self._update_board()
+        return figures
+
+    def stop(self) -> None:
+        self._arrivals.stop()
+        stop(self._workers.values())
+
+    def _late(self) -> bool:
+        return time.monotonic() - self._started > _DEADLINE
 
     def _start_worker(self, name: str) -> None:
-        env = {"TALLYBOOK_DSN": self._dsn, "WEBHOOK_URL": self._log.url}
-        self._workers[name] = self._processes.start(name, "worker", name, env=env)
+        self._workers[name] = Worker(name, self._dsn, self._receiver.url)
         self._board.workers[name] = "starts"
 
+    def _live(self) -> set[str]:
+        return {name for (name,) in self._conn.execute("select name from tallybook.worker where ended_at is null")}
+
+    def _check(self) -> None:
+        for worker in self._workers.values():
+            worker.check()
+        if self._arrivals.error:
+            raise self._arrivals.error
+
     def _tick(self) -> None:
-        self._processes.check()
-        if self.arrivals.error:
-            raise self.arrivals.error
+        self._check()
         self._look()
         # The arrivals stop if this machine could not deliver more in time.
         gone = time.monotonic() - self._started
-        rate = len(self._log.taken) / max(gone, 0.1)
+        rate = len(self._taken) / max(gone, 0.1)
         if gone > _AT_MOST or (gone > 10 and len(self._open) > rate * (_DELIVERED_BY - gone)):
-            self.arrivals.close()
-        if self._kill is None:
+            self._arrivals.close()
+        kill = self._kill
+        if kill is None:
             self._maybe_kill()
-        elif not self._kill.rescued_after and not (self._kill.held - self._kill.rescued) & set(self._open):
-            self._kill.rescued_after = time.monotonic() - self._kill.at
-            if self._kill.rescued:
-                what = f"{_jobs(len(self._kill.rescued))} of {self._kill.worker} rescued"
-                after = f"after {self._kill.rescued_after:.1f} s"
-                self._display.event(f"{what} {after}: other workers noticed and requeued them")
+        elif not self._rescued_after and not (kill.held - kill.rescued) & set(self._open):
+            self._rescued_after = time.monotonic() - kill.at
+            if kill.rescued:
+                what = f"{_jobs(len(kill.rescued))} of {kill.worker} rescued after {self._rescued_after:.1f} s"
+                self._display.event(f"{what}: other workers noticed and requeued them")
         self._update_board()
-        self._display.show(self._board)
 
     def _look(self) -> None:
         """Read the open jobs by their ids: index look-ups, regardless of the length of the history."""
-        over = self.arrivals.over
-        new = self.arrivals.jobs[self._looked_at :]
+        new = self._arrivals.jobs[self._looked_at :]
         self._looked_at += len(new)
         self._open.update(dict.fromkeys(new))
         for row in self._conn.execute(_LOOK, [list(self._open)]).fetchall():
             seen = Seen(*row)
-            self._starts.setdefault(f"submission-{seen.submission}", seen.enqueued_at)
+            self._enqueued.setdefault(seen.key, seen.enqueued_at)
             if self._kill and seen.id in self._kill.held and seen.crashes:
                 self._kill.rescued.add(seen.id)
             if seen.state in ("completed", "cancelled", "dead"):
                 del self._open[seen.id]
             else:
                 self._open[seen.id] = seen
-        if over and self._looked_at < len(self.arrivals.jobs):
-            self._look()
 
     def _held_by(self, worker: str) -> set[int]:
         return {seen.id for seen in self._open.values() if seen and seen.state == "running" and seen.worker == worker}
 
     def _maybe_kill(self) -> None:
         """Kill the worker with the most running jobs, once enough are delivered. Require fewer jobs as time passes."""
-        share = len(self._log.taken) / self._board.planned
+        share = len(self._taken) / self._board.planned
         if share < _KILL_AT:
             return
-        wanted = 3 if share < 0.6 else 1
-        nothing_left = self.arrivals.over and not self._open
         victim = max(self._workers, key=lambda name: len(self._held_by(name)))
-        if len(self._held_by(victim)) < wanted and not nothing_left:
+        wanted = 0 if self._arrivals.over and not self._open else 3 if share < 0.6 else 1
+        if len(self._held_by(victim)) < wanted:
             return
-        process = self._workers[victim]
+        worker = self._workers[victim]
         # Its running jobs can be counted while it is stopped; its last statements finish in a moment.
-        process.send_signal(signal.SIGSTOP)
+        worker.send_signal(signal.SIGSTOP)
         time.sleep(0.03)
         self._look()
         held = self._held_by(victim)
-        if len(held) < wanted and not nothing_left:
-            process.send_signal(signal.SIGCONT)
+        if len(held) < wanted:
+            worker.send_signal(signal.SIGCONT)
             return
-        process.kill()
+        worker.kill()
         self._kill = Kill(victim, time.monotonic(), held, set())
+        stop([self._workers.pop(victim)])
         self._board.workers[victim] = "killed"
         self._display.event(f"{victim} is killed with SIGKILL: it runs {_jobs(len(held))}")
         self._start_worker("worker C")
         self._display.event("worker C starts in its place")
 
     def _update_board(self) -> None:
-        board, notes = self._board, self._log.notes
-        board.saved, board.delivered = len(self.arrivals.jobs), len(self._log.taken)
-        for note in notes[self._notes_read :]:
+        board = self._board
+        for note in self._receiver.notes[self._notes_read :]:
             self._notes_read += 1
             board.refused += not note.taken
-            if note.attempt == 1 and note.key in self._starts:
-                self._pickup.append(note.started_at - self._starts[note.key])
-        board.pickup = sorted(self._pickup)
-        board.states.clear()
-        board.states.update(seen.state if seen else "available" for seen in self._open.values())
-        live = {name for (name,) in self._conn.execute("select name from tallybook.worker where ended_at is null")}
-        for name in self._workers:
-            if name in live and board.workers[name] == "starts":
-                board.workers[name] = "works"
+            if note.taken:
+                self._taken.add(note.key)
+            if note.attempt == 1 and note.key in self._enqueued:
+                board.pickup.append(note.started_at - self._enqueued[note.key])
+        board.saved, board.delivered = len(self._arrivals.jobs), len(self._taken)
+        board.states = Counter(seen.state if seen else "available" for seen in self._open.values())
+        for name in self._live() & self._workers.keys():
+            board.workers[name] = "works"
+        self._display.show(board)
 
-    def _end(self) -> tuple[Figures, list[str]]:
-        self.arrivals.stop()
-        self._processes.stop(*(process for process in self._workers.values() if not process.killed))
-        self._processes.stop(self._receiver)
-        self._log.reader.join(5)  # until all its output is read
-        figures = measure(self._conn, self._log.notes)
-        if figures.submissions < self._board.planned:
-            left = self._board.planned - figures.submissions
-            self._display.event(f"this machine is slow: the last {left} submissions were skipped")
-        self._update_board()
-        self._display.show(self._board)
-        return figures, self._summary(figures)
-
-    def _summary(self, figures: Figures) -> list[str]:
-        kill, took = self._kill, sorted(self.arrivals.took)
-        p50, p99 = percentile(took, 0.5) * 1000, percentile(took, 0.99) * 1000
+    def summary(self, figures: Figures) -> list[str]:
+        kill, (p50, p99) = self._kill, percentiles(self._arrivals.took)
         lines = [
             "",
             "What you saw",
@@ -291,7 +275,7 @@ class _Stage:
         if kill and kill.rescued:
             lines += [
                 f"- {kill.worker} was killed with SIGKILL. Its {_jobs(len(kill.rescued))} went to the other"
-                f" workers after {kill.rescued_after:.1f} s.",
+                f" workers after {self._rescued_after:.1f} s.",
                 f"  {figures.duplicates} deliveries reached the receiver twice: their idempotency key identifies them.",
             ]
         lines += ["", "You can query the queue in SQL. In this run:"]

@@ -137,14 +137,10 @@ class OperatorClient:
                 return json.load(answer)
         except HTTPError as error:
             with error:
-                raise _refused(error) from None
-
-
-def _refused(error: HTTPError) -> OperatorRefused:
-    """Return a refusal, also one by a proxy, as an error."""
-    try:
-        said = json.load(error)
-        return OperatorRefused(error.code, said["code"], said["detail"], hint=said.get("hint"))
-    except (ValueError, LookupError, TypeError, AttributeError):
-        hint = "Is this the address of the operator API, with its prefix?"
-        return OperatorRefused(error.code, None, error.reason, hint=hint)
+                try:
+                    said = json.load(error)
+                    refused = OperatorRefused(error.code, said["code"], said["detail"], hint=said.get("hint"))
+                except (ValueError, LookupError, TypeError, AttributeError):  # of a proxy
+                    hint = "Is this the address of the operator API, with its prefix?"
+                    refused = OperatorRefused(error.code, None, error.reason, hint=hint)
+                raise refused from None

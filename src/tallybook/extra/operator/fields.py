@@ -27,8 +27,6 @@ class Field:
     schema: Mapping[str, Any]  # its JSON Schema
     read: Callable[[Any], Any]
     """Converts a value of a JSON document. Raises ValueError with the reason, or ConfigError, if it is not valid."""
-    of_text: Callable[[str], Any] | None = None
-    """Converts a text of a query or a path, if `read` does not accept the text as it is."""
 
 
 def text(name: str, about: str, *, most: int = 200, **field: Any) -> Field:
@@ -72,23 +70,16 @@ def choice(name: str, about: str, *, words: Sequence[str], **field: Any) -> Fiel
 def whole(
     name: str, about: str, *, least: int = 0, most: int = 2**63 - 1, default: int | None = None, **field: Any
 ) -> Field:
-    refusal = f"must be a whole number from {least} to {most}"
-
     def read(value: Any) -> int:
         value = _integer(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(refusal)
+            raise ValueError(f"must be a whole number from {least} to {most}")
         return value
-
-    def of_text(text: str) -> int:
-        if not re.fullmatch("-?[0-9]{1,20}", text, re.ASCII):
-            raise ValueError(refusal)
-        return read(int(text))
 
     schema: dict[str, Any] = {"type": "integer", "minimum": least, "maximum": most}
     schema |= {"format": "int64"} if most > 2**31 else {}
     schema |= {} if default is None else {"default": default}
-    return Field(name, about, schema=schema, read=read, of_text=of_text, **field)
+    return Field(name, about, schema=schema, read=read, **field)
 
 
 def flag(name: str, about: str, **field: Any) -> Field:
@@ -97,9 +88,7 @@ def flag(name: str, about: str, **field: Any) -> Field:
             raise ValueError("must be true or false")
         return value
 
-    words = {"true": True, "false": False}
-    schema = {"type": "boolean", "default": False}
-    return Field(name, about, schema=schema, read=read, of_text=lambda text: read(words.get(text)), **field)
+    return Field(name, about, schema={"type": "boolean", "default": False}, read=read, **field)
 
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
@@ -156,6 +145,13 @@ def _integer(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _of_text(text: str, kind: str) -> object:
+    """Return the number or flag that a text of a query or a path is, or else the text, which its field checks."""
+    if kind == "integer" and re.fullmatch("-?[0-9]{1,20}", text, re.ASCII):
+        return int(text)
+    return text == "true" if kind == "boolean" and text in ("true", "false") else text
+
+
 def read_query(fields: Sequence[Field], query: bytes) -> dict[str, Any]:
     """Return the values of a query. A duplicate name is refused, because the order of the pieces is not signed."""
     try:
@@ -183,7 +179,8 @@ def read(fields: Sequence[Field], given: Mapping[str, Any], *, text: bool = Fals
                 raise Problem("invalid", f"{field.name} is missing")
             continue
         try:
-            found[field.name] = (field.of_text if text and field.of_text else field.read)(given[field.name])
+            value = given[field.name]
+            found[field.name] = field.read(_of_text(value, field.schema["type"]) if text else value)
         except ConfigError as error:
             raise Problem("invalid", str(error).removesuffix(".")) from None
         except (ValueError, OverflowError) as error:

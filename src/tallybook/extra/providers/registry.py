@@ -38,8 +38,8 @@ class Providers:
 
     def __init__(self, app: Source, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._clock, self._keys = app, clock, KeySource()
-        self._kept: dict[Hashable, tuple[float, Provider | None]] = {}
-        self._flights: dict[tuple[Hashable, ...], asyncio.Task[Provider | None]] = {}
+        self._kept: dict[Hashable, tuple[float, Any]] = {}
+        self._flights: dict[tuple[Hashable, ...], asyncio.Task[Any]] = {}
         self._generation = 0
         self._ways: list[tuple[int, asyncio.AbstractEventLoop, Say]] = []
         self.fresh_for = timedelta(seconds=5)
@@ -53,15 +53,11 @@ class Providers:
         acme = await app.providers.get("acme")
         headers = {"Authorization": f"Bearer {acme.secrets['api_key'].reveal()}"}
         """
-        found = await self._read(("get", name), partial(steps.get, name, self._keys))
-        assert found is not None
-        return found
+        return await self._read(("get", name), steps.get(name, self._keys))
 
     def get_sync(self, name: str) -> Provider:
         """Return the active provider of this name: `get` without an event loop, for plain handlers."""
-        found = self._read_sync(("get", name), partial(steps.get, name, self._keys))
-        assert found is not None
-        return found
+        return done(self._read(("get", name), steps.get(name, self._keys), self._say_sync))
 
     async def resolve(self, data_type: str, symbol: str | None = None) -> Provider | None:
         """Return the provider for this kind of data and symbol, None if no active route leads to an active provider.
@@ -70,11 +66,12 @@ class Providers:
 
             provider = await app.providers.resolve("equity", "RELIANCE")
         """
-        return await self._read(("resolve", data_type, symbol), partial(steps.resolve, data_type, symbol, self._keys))
+        return await self._read(("resolve", data_type, symbol), steps.resolve(data_type, symbol, self._keys))
 
     def resolve_sync(self, data_type: str, symbol: str | None = None) -> Provider | None:
         """Return the provider for this kind of data: `resolve` without an event loop, for plain handlers."""
-        return self._read_sync(("resolve", data_type, symbol), partial(steps.resolve, data_type, symbol, self._keys))
+        made = steps.resolve(data_type, symbol, self._keys)
+        return done(self._read(("resolve", data_type, symbol), made, self._say_sync))
 
     async def load(self) -> dict[str, Provider]:
         """Read all active providers again and return them by name.
@@ -176,35 +173,32 @@ class Providers:
         finally:
             self._ways.remove(way)
 
-    async def _read(self, key: Hashable, make: Callable[[], Steps[Any]]) -> Provider | None:
+    async def _read(self, key: Hashable, made: Steps[T], say_sync: Callable[[Call[Any]], Any] | None = None) -> T:
+        """Return a copy for the caller, of the answer in the cache or of a new one; with `say_sync` without waiting."""
         key = (at_node.get(), key)
         kept = self._kept.get(key)
         if kept is not None and self._clock() < kept[0]:
-            return kept[1] and _own(kept[1])
-        # The generation excludes a read that started before this program changed something.
-        flights, flight_key = self._flights, (asyncio.get_running_loop(), key, self._generation)
-        flight = flights.get(flight_key)
-        if flight is None:  # a hundred jobs that read at the same moment share one statement
-            flight = flights[flight_key] = asyncio.create_task(self._fly(key, make(), self._say))
-            flight.add_done_callback(lambda done: (flights.pop(flight_key), done.cancelled() or done.exception()))
-        found = await asyncio.shield(flight)
-        return found and _own(found)
+            found = kept[1]
+        elif say_sync is not None:
+            found = await self._fly(key, made, say_sync)
+        else:
+            # The generation excludes a read that started before this program changed something.
+            flights, flight_key = self._flights, (asyncio.get_running_loop(), key, self._generation)
+            flight = flights.get(flight_key)
+            if flight is None:  # a hundred jobs that read at the same moment share one statement
+                flight = flights[flight_key] = asyncio.create_task(self._fly(key, made, self._say))
+                flight.add_done_callback(lambda done: (flights.pop(flight_key), done.cancelled() or done.exception()))
+            found = await asyncio.shield(flight)
+        own: T = _own(found)
+        return own
 
-    async def _fly(self, key: Hashable, made: Steps[Any], say: Callable[[Call[Any]], Any]) -> Provider | None:
+    async def _fly(self, key: Hashable, made: Steps[T], say: Callable[[Call[Any]], Any]) -> T:
         since, generation = self._clock(), self._generation
-        found: Provider | None = await drive(made, say)
+        found = await drive(made, say)
         self._keep(key, found, since, generation)
         return found
 
-    def _read_sync(self, key: Hashable, make: Callable[[], Steps[Any]]) -> Provider | None:
-        key = (at_node.get(), key)
-        kept = self._kept.get(key)
-        if kept is not None and self._clock() < kept[0]:
-            return kept[1] and _own(kept[1])
-        found = done(self._fly(key, make(), self._say_sync))
-        return found and _own(found)
-
-    def _keep(self, key: Hashable, found: Provider | None, since: float, generation: int) -> None:
+    def _keep(self, key: Hashable, found: object, since: float, generation: int) -> None:
         if generation != self._generation:  # this program changed something during the read
             return
         self._kept.pop(key, None)
@@ -239,6 +233,6 @@ class Providers:
         return f"<Providers of {self._app.name}>"
 
 
-def _own(found: Provider) -> Provider:
-    """Return a copy for one caller, so that its changes to the settings stay its own."""
-    return replace(found, settings=deepcopy(found.settings), secrets=dict(found.secrets))
+def _own(found: Any) -> Any:
+    """Return a copy of a provider, or None, for one caller, so that its changes to the settings stay its own."""
+    return found and replace(found, settings=deepcopy(found.settings), secrets=dict(found.secrets))
