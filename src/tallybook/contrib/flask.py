@@ -22,7 +22,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import click
 import psycopg
@@ -110,8 +109,7 @@ class _Commands(click.Group):
         app: App = script.load_app().extensions["tallybook"].app
         _loaded.append(app)
         said = {"TALLYBOOK_APP": _TARGET, "FLASK_APP": script.app_import_path, "TALLYBOOK_DSN": app.dsn}
-        # For the processes that the command starts; afterwards it is as before.
-        ctx.with_resource(patch.dict(os.environ, {name: value for name, value in said.items() if value}))
+        ctx.with_resource(_environment({name: value for name, value in said.items() if value}))
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, SystemExit):
@@ -123,6 +121,19 @@ class _Commands(click.Group):
 
 
 _loaded: list[App] = []
+
+
+@contextmanager
+def _environment(said: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for commands and the processes that they start."""
+    before = {name: os.environ[name] for name in said if name in os.environ}
+    os.environ.update(said)
+    try:
+        yield
+    finally:
+        for name in said:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def __getattr__(name: str) -> Any:
