@@ -176,29 +176,24 @@ async def jobs(view: View) -> Response:
     )  # fmt: skip
 
 
-async def preview(view: View) -> Response:
-    verb = bulk_actions.VERBS.get(view.asked("verb"))
-    if verb is None:
-        raise InvalidArgument(f"The verb must be one of {', '.join(bulk_actions.VERBS)}.")
-    found = bulk_actions.begun(view, verb)
+async def _search(view: View, found: bulk_actions.Preview) -> None:
     matching = List(view.site, view.ask, view.request.query_params)
-    said = _filter(matching.asked)
+    said, verb = _filter(matching.asked), found.verb
+    found.asked, found.times = matching.asked, {name: said[name] for name in ("since", "before")}
     meant = said["states"] or [state for state in STATES if state not in verb.if_asked]
     said["states"] = [state for state in verb.states if state in meant]
     if said["states"]:
-        with bulk_actions.looking(view, found):
-            page = await matching.page(said, found.room)
-            found.after, found.looked_to = page.next, page.looked_to
-            found.ids = [one.id for one in page.jobs]
-            found.states.update(one.state for one in page.jobs)
-            for one in page.jobs[:_SAMPLE]:
-                error = error_view({"message": one.last_error}) if one.last_error else None
-                named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
-                found.sample.append(named | {"error": error})
-    return bulk_actions.preview(view, found, "/jobs", matching.asked, said)
+        page = await matching.page(said, found.room)
+        found.after, found.looked_to = page.next, page.looked_to
+        found.ids = [one.id for one in page.jobs]
+        found.states.update(one.state for one in page.jobs)
+        for one in page.jobs[:_SAMPLE]:
+            error = error_view({"message": one.last_error}) if one.last_error else None
+            named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
+            found.sample.append(named | {"error": error})
 
 
-bulk_actions.serve(pages, "/jobs", preview)
+bulk_actions.serve(pages, "/jobs", _search, f"The verb must be one of {', '.join(bulk_actions.VERBS)}.")
 
 
 _ASKED = ("queue", "task", "reason", "error", "since", "before")
@@ -270,24 +265,20 @@ async def dead(view: View) -> Response:
     )  # fmt: skip
 
 
-async def preview_dead(view: View) -> Response:
-    verb = bulk_actions.VERBS.get(view.asked("verb"))
-    if verb is None or "dead" not in verb.states:
-        raise InvalidArgument("A dead letter can be retried, cancelled or dropped.")
-    asked, found = {name: view.asked(name) for name in _ASKED}, bulk_actions.begun(view, verb)
-    filters = _dead_filter(asked)
-    said = filters | _after(view.asked("after"))
-    with bulk_actions.looking(view, found):
-        letters, end = await _letters(view, _IDS, found.room, said)
-        if not found.looks:
-            found.sample, _ = await _letters(view, _LETTERS, 10, said)
-        if end is not None:
-            found.after, found.looked_to = _place(end), end["died_at"]
-        found.ids = [one["id"] for one in letters]
-        found.states["dead"] += len(letters)
-    for one in found.sample:
-        one["error"], one["state"] = error_view(one["error"] or {}), "dead"
-    return bulk_actions.preview(view, found, "/dead", asked, filters)
+async def _search_dead(view: View, found: bulk_actions.Preview) -> None:
+    found.asked = {name: view.asked(name) for name in _ASKED}
+    said = _dead_filter(found.asked)
+    found.times = {name: said[name] for name in ("since", "before")}
+    said |= _after(view.asked("after"))
+    letters, end = await _letters(view, _IDS, found.room, said)
+    if not found.looks:
+        found.sample, _ = await _letters(view, _LETTERS, 10, said)
+        for one in found.sample:
+            one |= {"error": error_view(one["error"] or {}), "state": "dead"}
+    if end is not None:
+        found.after, found.looked_to = _place(end), end["died_at"]
+    found.ids = [one["id"] for one in letters]
+    found.states["dead"] += len(letters)
 
 
-bulk_actions.serve(pages, "/dead", preview_dead)
+bulk_actions.serve(pages, "/dead", _search_dead, "A dead letter can be retried, cancelled or dropped.")
