@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tallybook._cli.common import dsn_option, duration, queues_option, text
-from tallybook._cli.database import connect, conninfo
+from tallybook._cli.database import check_schema, conninfo
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.aside import aside
 from tallybook._db.link import Link
@@ -210,7 +210,7 @@ async def _reachable(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> 
 
     async def first() -> None:
         await link.first()
-        await aside(_check_schema, dsn)
+        await aside(check_schema, dsn)
 
     async with nullcontext() if settings.metrics_port is None else Telemetry(settings, dsn):
         waiting = asyncio.ensure_future(first())
@@ -222,8 +222,3 @@ async def _reachable(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> 
                 raise
         finally:
             await link.close()
-
-
-def _check_schema(dsn: str) -> None:
-    with connect(dsn):
-        pass
