@@ -20,7 +20,6 @@ from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.live import MOST_TOPICS
 from tallybook.extra.dashboard.nodes import Question
-from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.texts import WRONG, id_of, links_of, text_of, when_of
 from tallybook.extra.dashboard.view import Pages, Shared, View
 
@@ -70,12 +69,10 @@ class List:
             return (await self._read(said, most, {"": after or ""}, whole=whole))[""]
         pairs, after, looked_to = await self._merged(said, most, places(after), whole=whole)
         if whole and pairs:
-            ids: dict[str, list[int]] = {}
-            for name, job in pairs:
-                ids.setdefault(name, []).append(job.id)
 
             async def read(conn: Conn, node: str) -> None:
-                self._more |= {one["id"]: one for one in await rows(conn, _MORE.worker, ids.get(node, []))}
+                ids = [job.id for name, job in pairs if name == node]
+                self._more |= {one["id"]: one for one in await rows(conn, _MORE.worker, ids)}
 
             await self._ask(read)
         return JobPage([job for _, job in pairs], after, looked_to)
@@ -188,9 +185,8 @@ async def _search(view: View, found: bulk_actions.Preview) -> None:
         found.ids = [one.id for one in page.jobs]
         found.states.update(one.state for one in page.jobs)
         for one in page.jobs[:_SAMPLE]:
-            error = error_view({"message": one.last_error}) if one.last_error else None
             named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
-            found.sample.append(named | {"error": error})
+            found.sample.append(named | {"error": one.last_error})
 
 
 bulk_actions.serve(pages, "/jobs", _search, f"The verb must be one of {', '.join(bulk_actions.VERBS)}.")
@@ -203,7 +199,7 @@ _DEAD_LETTERS = Declared("""
            enqueued_at timestamptz, summary text, last_error jsonb)""", text="{error:text}")  # fmt: skip
 _LETTERS = f"""\
 select d.job_id as id, d.died_at, d.queue_name as queue, d.task_name as task, d.why as reason, d.failures, d.attempt,
-       d.enqueued_at, d.summary, d.last_error as error, d.why is null as mark
+       d.enqueued_at, d.summary, d.last_error as error, d.why is null as mark, 'dead' as state
   from {_DEAD_LETTERS.called("pyformat")} as d"""  # noqa: S608
 _IDS = _LETTERS.replace("d.last_error", "null").replace("d.summary", "null")
 
@@ -255,8 +251,6 @@ async def dead(view: View) -> Response:
         letters, end = await _letters(view, _LETTERS, _PAGE, _dead_filter(asked) | _after(view.asked("after")))
         if end is not None:
             after, looked_to = _place(end), end["died_at"] if end["mark"] else None
-        for one in letters:
-            one["error"] = error_view(one["error"] or {})
     except WRONG as error:
         problem = str(error)
     return view.render(
@@ -273,8 +267,6 @@ async def _search_dead(view: View, found: bulk_actions.Preview) -> None:
     letters, end = await _letters(view, _IDS, found.room, said)
     if not found.looks:
         found.sample, _ = await _letters(view, _LETTERS, 10, said)
-        for one in found.sample:
-            one |= {"error": error_view(one["error"] or {}), "state": "dead"}
     if end is not None:
         found.after, found.looked_to = _place(end), end["died_at"]
     found.ids = [one["id"] for one in letters]

@@ -46,12 +46,7 @@ async def findings(view: View) -> Response:
 
 async def _findings(view: View) -> dict[str, Any]:
     found, complete = await (await view.at()).database.examination.look()
-    found = sorted(found, key=lambda one: -LEVELS.index(one.level))
-    return {
-        "bad": [one for one in found if not one.good or one.level == "note"],
-        "good": [one for one in found if one.level == "ok"], "complete": complete,
-        "roles": next((one for one in found if one.name == "roles"), None),
-    }  # fmt: skip
+    return {"findings": sorted(found, key=lambda one: -LEVELS.index(one.level)), "complete": complete}
 
 
 pages.form(

@@ -191,7 +191,7 @@ async def _of(conn: Conn, node: str, runs: dict[str, top.Runs]) -> tuple[list[di
     ended = await rows(conn, _OVER, _ENDED)
     runs[node] = await top.runs_async(conn, runs.get(node))
     running = runs[node].of_workers
-    shown = [with_slots(one) | {"node": node, "runs": running.get(one["id"], 0)} for one in alive]
+    shown = [one | {"node": node, "runs": running.get(one["id"], 0)} for one in alive]
     return shown, [one | {"node": node} for one in ended]
 
 
@@ -199,13 +199,6 @@ def _listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) 
     alive, ended = (list(chain(*lists)) for lists in zip(*found, strict=True))
     ended.sort(key=lambda one: one["ended_at"], reverse=True)
     return {"workers": alive[:_MOST], "more": len(alive) > _MOST, "ended": ended[:_ENDED]}
-
-
-def with_slots(one: dict[str, Any]) -> dict[str, Any]:
-    """Add the slots by queue, None for a worker that does not report them, and their total."""
-    slots = one["slots"]
-    by_queue = list(zip(one["queues"], slots or [None] * len(one["queues"]), strict=False))
-    return one | {"by_queue": by_queue, "total": None if slots is None else sum(slots)}
 
 
 def topics(site: Shared) -> None:
@@ -244,4 +237,4 @@ async def _worker(conn: Conn, number: str) -> dict[str, Any] | None:
     if not found:
         return None
     runs = await rows(conn, _RUNNING, _RUNS, found[0]["id"]) if found[0]["ended_at"] is None else []
-    return {"worker": with_slots(found[0]), "runs": runs, "most": _RUNS}
+    return {"worker": found[0], "runs": runs, "most": _RUNS}

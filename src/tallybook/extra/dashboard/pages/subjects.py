@@ -9,7 +9,6 @@ from tallybook._db.verb import run
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.pages.job import cancelled, events_of
-from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.texts import WRONG, text_of, time_to_come
 from tallybook.extra.dashboard.view import Act, Pages, View
 
@@ -74,10 +73,7 @@ async def _page(
             return []
         await conn.execute(_PLAN)
         given = dict.fromkeys(place) | said | (begin if node == last else {})
-        return [
-            one | {"node": node, "error": error_view(one["error"]) if one["error"] else None}
-            for one in await rows(conn, _LIST, **given, looked=most)
-        ]
+        return [one | {"node": node} for one in await rows(conn, _LIST, **given, looked=most)]
 
     found: list[dict[str, Any]] = []
     for looked in (await view.ask(read)).values():
@@ -110,9 +106,8 @@ async def subject(view: View) -> Response:
             trace = await view.app.jobs.trace(**wanted, max_events=200, newest_first=True).on(conn)
             own = found["scope"] if found else ""
             events = events_of([event for event in trace if not own or event.queue == own])
-    error = error_view(found["error"]) if found and found["error"] else None
     status = 200 if found or events else 404
-    return view.render("subject.html", status=status, one=found, task=task, name=name, events=events, error=error)
+    return view.render("subject.html", status=status, one=found, task=task, name=name, events=events)
 
 
 def _subject(act: Act) -> tuple[str, str, str | None]:
