@@ -135,10 +135,8 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
                 target: dict[str, Any] = {"jobs": meant} | ({"filter": about} if about else {})
                 if verb.name == "cancel" and reason:
                     target["reason"] = reason
-                if any(one.changed for one in done):
-                    await act.audit(f"jobs.{verb.name}", target, dict(became))
-                else:
-                    act.nothing()
+                changed = any(one.changed for one in done)
+                await act.audit(f"jobs.{verb.name}", target, dict(became), changed=changed)
         except (TallybookError, QueryCanceled, *IN_THE_WAY) as error:
             if not met:
                 raise
@@ -148,8 +146,8 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
         left_alone += len(batch) - len(done)
         said += became
         refusals += [one.detail for one in done if not one.changed and one.detail]
-    changed = ", ".join(f"{_jobs(said[key])} {word}" for key, word in _SAID.items() if said[key])
-    answer = f"{changed}." if changed else "Nothing was changed."
+    told = ", ".join(f"{_jobs(said[key])} {word}" for key, word in _SAID.items() if said[key])
+    answer = f"{told}." if told else "Nothing was changed."
     if refusals:
         answer += f" {_jobs(len(refusals))} unchanged: {refusals[0][:200]}"
         answer += f", and {len(refusals) - 1:,} more." if len(refusals) > 1 else "."

@@ -24,7 +24,6 @@ from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.nodes import At, Nodes, sorted_out
 
 STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead")
-_MOST_QUEUES = 12
 _SAME_LOOK = 0.5  # seconds; the two topics of a page share one reading
 _FLOW_GOOD = 5.0  # seconds; it reads the series of a day
 _SHOWN = ("paused", "workers", "horizon")
@@ -65,8 +64,7 @@ class Readings:
         return {
             "now": now, "rates": top.added([one.value.rates for one in said if one.value]), "findings": findings,
             "total": {state: sum(one[state] or 0 for one in queues) for state in STATES},
-            "queues": queues[:_MOST_QUEUES], "more_queues": max(0, len(queues) - _MOST_QUEUES),
-            "paused": [(one["name"], one.get("node")) for one in queues if one["paused_at"]],
+            "queues": queues, "paused": [(one["name"], one.get("node")) for one in queues if one["paused_at"]],
             "silent": [one for one in now.workers if one["silent"]],
             "today": sum(one.today for one in known.values()),
             "gone": [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None],

@@ -172,7 +172,7 @@ class Act(View):
 
     @asynccontextmanager
     async def step(self, at: At | None = None) -> AsyncIterator[Conn]:
-        """Run one transaction, on the node of the request or on `at`. The block must call `audit` or `nothing`."""
+        """Run one transaction, on the node of the request or on `at`. The block must call `audit`."""
         at = at or await self.at()
         self.node = at.name
         async with at.database.act(self.request.url.path.removeprefix(self.visit.root)) as conn:
@@ -194,14 +194,10 @@ class Act(View):
     async def audit(
         self, action: str, target: dict[str, Any], done: dict[str, Any], *, changed: bool | str = True
     ) -> None:
-        """Add the audit row, never with args or secrets. Every action calls this once, with the verb's `changed`."""
+        """Add the audit row, never with args or secrets, unless nothing was changed. Every action calls this once."""
         self._audited = True
         if changed not in (False, "unchanged"):
             await run(self.conn, audit.add(self.user, "web", action, target, done))
-
-    def nothing(self) -> None:
-        """Declare that nothing was changed, so that no audit row is needed."""
-        self._audited = True
 
     def after(self) -> str:
         """Return the address to go to afterwards, always a page of this dashboard."""

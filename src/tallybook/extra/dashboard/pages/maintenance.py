@@ -31,11 +31,9 @@ async def maintenance(view: View) -> Response:
             schema = (await rows(conn, _SCHEMA))[0]
     finally:
         found = await looking
-    folded = next((one.last_run_at for one in services if one.name == "fold"), None)
     return view.render(
-        "maintenance.html", services=services, retentions=retentions, held=held[:100],
-        more_held=max(0, len(held) - 100), schema=schema, folded=folded, first=True, **found,
-    )  # fmt: skip
+        "maintenance.html", services=services, retentions=retentions, held=held, schema=schema, first=True, **found
+    )
 
 
 @pages.page("/maintenance/findings")

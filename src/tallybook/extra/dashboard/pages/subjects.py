@@ -121,10 +121,10 @@ def _subject(act: Act) -> tuple[str, str, str | None]:
 async def forget(act: Act) -> str:
     task, name, queue = _subject(act)
     became = await run(act.conn, calls.forget(task, name, queue))
-    if became != "forgotten":
-        act.nothing()
+    done = became == "forgotten"
+    await act.audit("subject.forget", {"task": task, "subject": name}, {"forgotten": done}, changed=done)
+    if not done:
         return "It runs: cancel its job first. Nothing was changed." if became == "active" else _NONE
-    await act.audit("subject.forget", {"task": task, "subject": name}, {"forgotten": True})
     act.then = "/subjects"
     return "The subject is forgotten: the next push creates a new one."
 
@@ -134,12 +134,12 @@ async def move(act: Act) -> str:
     task, name, queue = _subject(act)
     run_at = time_to_come(act.form("run_at"))
     became = await run(act.conn, calls.move(task, name, run_at, queue))
-    if became != "moved":
-        act.nothing()
-        why = {"unknown": _NONE, "pending": "It is already in line: it runs once a worker claims it."}
-        return why.get(became, f"It is {became}: only a planned subject can be moved.")
-    await act.audit("subject.move", {"task": task, "subject": name, "run_at": run_at.isoformat()}, {"moved": True})
-    return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
+    done, target = became == "moved", {"task": task, "subject": name, "run_at": run_at.isoformat()}
+    await act.audit("subject.move", target, {"moved": done}, changed=done)
+    if done:
+        return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
+    why = {"unknown": _NONE, "pending": "It is already in line: it runs once a worker claims it."}
+    return why.get(became, f"It is {became}: only a planned subject can be moved.")
 
 
 async def _job_of(act: Act) -> tuple[int, dict[str, Any]]:
