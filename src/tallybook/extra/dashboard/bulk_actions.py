@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -65,11 +65,11 @@ class Preview:
 
     verb: Verb
     asked: dict[str, Any] = field(default_factory=dict)  # the filter as texts
-    times: dict[str, datetime | None] = field(default_factory=dict)  # of the filter
+    said: dict[str, Any] = field(default_factory=dict)  # the filter as values
     ids: list[int] = field(default_factory=list)  # the jobs of this step
     states: Counter[str] = field(default_factory=Counter)  # the number of jobs by state, of all steps so far
     looks: int = 0  # the number of steps before this one
-    sample: list[dict[str, Any]] = field(default_factory=list)
+    sample: Sequence[Any] = ()
     looked_to: datetime | None = None
     after: str | None = None  # where the next step begins in the list
     next: str = ""  # the address of the next step
@@ -217,7 +217,7 @@ def serve(pages: Pages, at: str, search: Callable[[View, Preview], Awaitable[Non
 def _shown(view: View, found: Preview, at: str, template: str) -> Response:
     back, to = view.url(at, **found.asked), f"{at}/{found.verb.name}"
     # "2 hours" must mean the same two hours in every step.
-    asked = found.asked | {name: time.isoformat() for name, time in found.times.items() if time}
+    asked = found.asked | {name: found.said[name].isoformat() for name in ("since", "before") if found.said[name]}
     about = urlencode({name: value for name, value in asked.items() if value}, doseq=True)
     why_not = "" if view.may_operate else view.site.why_read_only(view.visit.user)
     if found.after and found.count < MOST and found.looks < _LOOKS:

@@ -176,7 +176,7 @@ async def jobs(view: View) -> Response:
 async def _search(view: View, found: bulk_actions.Preview) -> None:
     matching = List(view.site, view.ask, view.request.query_params)
     said, verb = _filter(matching.asked), found.verb
-    found.asked, found.times = matching.asked, {name: said[name] for name in ("since", "before")}
+    found.asked, found.said = matching.asked, said
     meant = said["states"] or [state for state in STATES if state not in verb.if_asked]
     said["states"] = [state for state in verb.states if state in meant]
     if said["states"]:
@@ -184,9 +184,7 @@ async def _search(view: View, found: bulk_actions.Preview) -> None:
         found.after, found.looked_to = page.next, page.looked_to
         found.ids = [one.id for one in page.jobs]
         found.states.update(one.state for one in page.jobs)
-        for one in page.jobs[:_SAMPLE]:
-            named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
-            found.sample.append(named | {"error": one.last_error})
+        found.sample = page.jobs[:_SAMPLE]
 
 
 bulk_actions.serve(pages, "/jobs", _search, f"The verb must be one of {', '.join(bulk_actions.VERBS)}.")
@@ -199,9 +197,9 @@ _DEAD_LETTERS = Declared("""
            enqueued_at timestamptz, summary text, last_error jsonb)""", text="{error:text}")  # fmt: skip
 _LETTERS = f"""\
 select d.job_id as id, d.died_at, d.queue_name as queue, d.task_name as task, d.why as reason, d.failures, d.attempt,
-       d.enqueued_at, d.summary, d.last_error as error, d.why is null as mark, 'dead' as state
+       d.enqueued_at, d.summary, d.last_error, d.why is null as mark, 'dead' as state
   from {_DEAD_LETTERS.called("pyformat")} as d"""  # noqa: S608
-_IDS = _LETTERS.replace("d.last_error", "null").replace("d.summary", "null")
+_IDS = _LETTERS.replace("d.last_error,", "").replace("d.summary,", "")
 
 
 def _dead_filter(asked: dict[str, str]) -> dict[str, Any]:
@@ -261,12 +259,11 @@ async def dead(view: View) -> Response:
 
 async def _search_dead(view: View, found: bulk_actions.Preview) -> None:
     found.asked = {name: view.asked(name) for name in _ASKED}
-    said = _dead_filter(found.asked)
-    found.times = {name: said[name] for name in ("since", "before")}
-    said |= _after(view.asked("after"))
+    found.said = _dead_filter(found.asked)
+    said = found.said | _after(view.asked("after"))
     letters, end = await _letters(view, _IDS, found.room, said)
     if not found.looks:
-        found.sample, _ = await _letters(view, _LETTERS, 10, said)
+        found.sample, _ = await _letters(view, _LETTERS, _SAMPLE, said)
     if end is not None:
         found.after, found.looked_to = _place(end), end["died_at"]
     found.ids = [one["id"] for one in letters]
