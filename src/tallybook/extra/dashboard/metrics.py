@@ -65,9 +65,7 @@ class Readings:
         values = {
             "now": now, "rates": top.added([one.value.rates for one in said if one.value]), "findings": findings,
             "total": {state: sum(one[state] or 0 for one in queues) for state in STATES},
-            "queues": queues, "paused": [(one["name"], one.get("node")) for one in queues if one["paused_at"]],
-            "silent": [one for one in now.workers if one["silent"]],
-            "today": sum(one.today for one in known.values()),
+            "queues": queues, "today": sum(one.today for one in known.values()),
             "gone": [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None],
         }  # fmt: skip
         self._newest[only] = time.monotonic(), values

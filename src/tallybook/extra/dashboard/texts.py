@@ -57,11 +57,10 @@ def duration(value: timedelta | float | int | None) -> str:
     if seconds < 60:
         return f"{sign}{seconds:.3g} s"
     whole = round(seconds)
-    for size, name, smaller, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // smaller
-            return f"{sign}{whole // size:,} {name}" + (f" {rest} {small}" if rest else "")
-    return f"{sign}{whole} s"
+    units = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+    size, name, smaller, small = next(unit for unit in units if whole >= unit[0])
+    rest = whole % size // smaller
+    return f"{sign}{whole // size:,} {name}" + (f" {rest} {small}" if rest else "")
 
 
 def number(value: float | int | None) -> str:
