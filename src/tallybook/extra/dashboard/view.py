@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -281,7 +282,8 @@ class Pages:
             name, values = act.form("name"), {field: read(act, field) for field, read in fields.items()}
             became = await do(act.app, name, act.user, **values).on(act.conn)
             about = {target or action.partition(".")[0]: name, **values}
-            await act.audit(action, about, {done: became}, changed=became)
+            now = became.isoformat() if isinstance(became, datetime) else became
+            await act.audit(action, about, {done: now}, changed=now)
             act.then = then
             return told[0 if became else 1].format(name, became, **values)
 
