@@ -353,6 +353,9 @@ async def test_a_worker_of_the_old_form(seen: Seen, db: Any) -> None:
     assert found == (None, None, None, None)
     listed, one = await seen.page("/workers"), await seen.page(f"/worker?id={number}")
     assert html.escape(EVIL, quote=False)[:12] in listed and EVIL not in listed + one and "not set" in one
+    db.execute("update tallybook.worker set queues = '{mail,late}', slots = '{3}'")  # one number for two queues
+    one = await seen.page(f"/worker?id={number}")
+    assert [re.search(rf">{name}</a></th><td class=\"n\">(.)</td>", one)[1] for name in ("mail", "late")] == ["3", "–"]
     db.execute("select tallybook.renew(%s, 0, lag => '1.5 s', memory => 94371840)", [number])
     assert "1.5 s" in (text := await seen.page("/workers")) and "90 MiB" in text
     db.execute("update tallybook.worker set seen_at = now() - interval '1 min'")

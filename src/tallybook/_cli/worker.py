@@ -187,8 +187,7 @@ async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None, 
         if stop.told:
             log.info("stopped before it started")
             return 0
-        options: dict[str, Any] = {field: getattr(settings, field) for field in settings.__dataclass_fields__}
-        worker = prepared(app, dsn=dsn, nodes=nodes, **options)
+        worker = prepared(app, dsn=dsn, nodes=nodes, **vars(settings))
         stop.target = worker.stop
         report = await worker.run()
     each = "".join(f"; {name}: {_said(found)}" for name, found in report.nodes.items())
