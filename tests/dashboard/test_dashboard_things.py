@@ -214,6 +214,16 @@ async def test_what_cannot_be_is_told_and_leaves_nothing(
     assert audits(db) == []
 
 
+async def test_queues_by_their_oldest_job(seen: Seen, db: Any) -> None:
+    """Queues can be listed by their oldest available job; those without such a job come last, by name."""
+    for queue in ("b", "a"):
+        db.execute("select tallybook.enqueue(%s, 'send')", [queue])
+    for queue in ("0", "c"):
+        db.execute("select tallybook.enqueue(%s, 'send', run_at => now() + interval '1 hour')", [queue])
+    text = await seen.page("/queues?order=oldest")
+    assert re.findall(r'<th scope="row"><a class="name" title="([^"]+)"', text) == ["b", "a", "0", "c"]
+
+
 async def test_every_fire_of_a_schedule_is_seen(app: App, seen: Seen, db: Any) -> None:
     """S2-16: the page shows fires that ran, were skipped by overlap, missed or failed, with job, state and reason."""
     await app.schedules.set("report", app.tasks["send"].job("ada", api_key=CANARY), every="1 hour")

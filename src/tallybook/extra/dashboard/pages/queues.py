@@ -57,45 +57,38 @@ async def queues(view: View) -> Response:
     part, order = view.asked("q").lower(), view.asked("order", "available")
     order = order if order in _ORDERS else "available"
 
-    async def read(conn: Conn, node: str) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, Any]]:
+    async def read(conn: Conn, node: str) -> tuple[list[dict[str, Any]], dict[str, float]]:
         found = [one | {"node": node} for one in await rows(conn, _ALL) if part in one["queue"].lower()]
-        of_queues = top.flow(await view.app.counts.throughput().on(conn)).of_queues
-        return found, of_queues, await _oldest(conn, found) if order == "oldest" else {}
+        return found, top.flow(await view.app.counts.throughput().on(conn)).of_queues
 
-    said = list((await view.ask(read)).values())
     by_name, rates = dict[str, dict[str, Any]](), Counter[str]()
-    for of_node, more, _ in said:
+    for of_node, more in (await view.ask(read)).values():
         for one in of_node:
             by_name[one["queue"]] = summed(by_name[one["queue"]], one) if one["queue"] in by_name else one
         rates.update(more)
     found = sorted(by_name.values(), key=lambda one: one["queue"])
-    oldest = _first([one for _, _, one in said])
+    oldest = await _oldest(view, found) if order == "oldest" else {}
     if order == "oldest":
         found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0)))
     elif order != "name":
         found.sort(key=lambda one: -one[order])
     start = id_of(view.asked("from")) or 0
     page = found[start : start + _PAGE]
-    if order != "oldest" and page:
-        oldest = _first(list((await view.ask(lambda conn, _: _oldest(conn, page))).values()))
+    if order != "oldest":
+        oldest = await _oldest(view, page)
     return view.render(
         "queues.html", queues=page, all=len(found), start=start, size=_PAGE, part=view.asked("q"), order=order,
         rates=rates, oldest=oldest,
     )  # fmt: skip
 
 
-def _first(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the earliest instant of each queue."""
-    first: dict[str, Any] = {}
-    for queue, at in (pair for one in found for pair in one.items()):
-        first[queue] = min(at, first.get(queue, at))
-    return first
-
-
-async def _oldest(conn: Conn, queues: list[dict[str, Any]]) -> dict[str, Any]:
+async def _oldest(view: View, queues: list[dict[str, Any]]) -> dict[str, Any]:
     """Return for each queue with available jobs the time since which the next one could run."""
-    names = [one["queue"] for one in queues if one["available"]]
-    return {one["queue"]: one["oldest"] for one in await rows(conn, _OLDEST.worker, names)} if names else {}
+    names, first = [one["queue"] for one in queues if one["available"]], dict[str, Any]()
+    found = await view.ask(lambda conn, _: rows(conn, _OLDEST.worker, names)) if names else {}
+    for one in chain(*found.values()):
+        first[one["queue"]] = min(one["oldest"], first.get(one["queue"], one["oldest"]))
+    return first
 
 
 @pages.page("/queue")
