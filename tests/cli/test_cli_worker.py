@@ -17,9 +17,10 @@ from support.database import one
 from support.proxy import Proxy
 from support.waiting import wait_until
 from tallybook import App
+from tallybook._cli.database import check_schema
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import load_app
-from tallybook._cli.worker import _check_schema, _run
+from tallybook._cli.worker import _run
 from tallybook._db.aside import aside
 from tallybook._db.link import Link
 from tallybook._worker.life.signals import Stop
@@ -157,7 +158,7 @@ def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(
     """A SIGTERM at the moment when the server is found stops the worker that would start now."""
 
     async def told_meanwhile(look: Any, *of: Any) -> Any:
-        if look is _check_schema:  # the last step of the wait
+        if look is check_schema:  # the last step of the wait
             return os.kill(os.getpid(), signal.SIGTERM)
         return await aside(look, *of)
 

@@ -214,6 +214,16 @@ async def test_what_cannot_be_is_told_and_leaves_nothing(
     assert audits(db) == []
 
 
+async def test_queues_by_their_oldest_job(seen: Seen, db: Any) -> None:
+    """Queues can be listed by their oldest available job; those without such a job come last, by name."""
+    for queue in ("b", "a"):
+        db.execute("select tallybook.enqueue(%s, 'send')", [queue])
+    for queue in ("0", "c"):
+        db.execute("select tallybook.enqueue(%s, 'send', run_at => now() + interval '1 hour')", [queue])
+    text = await seen.page("/queues?order=oldest")
+    assert re.findall(r'<th scope="row"><a class="name" title="([^"]+)"', text) == ["b", "a", "0", "c"]
+
+
 async def test_every_fire_of_a_schedule_is_seen(app: App, seen: Seen, db: Any) -> None:
     """S2-16: the page shows fires that ran, were skipped by overlap, missed or failed, with job, state and reason."""
     await app.schedules.set("report", app.tasks["send"].job("ada", api_key=CANARY), every="1 hour")
@@ -353,6 +363,9 @@ async def test_a_worker_of_the_old_form(seen: Seen, db: Any) -> None:
     assert found == (None, None, None, None)
     listed, one = await seen.page("/workers"), await seen.page(f"/worker?id={number}")
     assert html.escape(EVIL, quote=False)[:12] in listed and EVIL not in listed + one and "not set" in one
+    db.execute("update tallybook.worker set queues = '{mail,late}', slots = '{3}'")  # one number for two queues
+    one = await seen.page(f"/worker?id={number}")
+    assert [re.search(rf">{name}</a></th><td class=\"n\">(.)</td>", one)[1] for name in ("mail", "late")] == ["3", "–"]
     db.execute("select tallybook.renew(%s, 0, lag => '1.5 s', memory => 94371840)", [number])
     assert "1.5 s" in (text := await seen.page("/workers")) and "90 MiB" in text
     db.execute("update tallybook.worker set seen_at = now() - interval '1 min'")

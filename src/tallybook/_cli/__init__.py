@@ -26,7 +26,8 @@ GROUPS: dict[str, tuple[str, ...]] = {  # as the help shows them
 }
 _FILES = {  # of the commands that have none with their own name
     "demo": "dev", "mcp": "web", "count": "counting", "event": "counting", "breaker": "limit", "migrate": "maintain",
-    "uninstall": "maintain", "service": "maintain", "history": "maintain", "audit": "maintain", "roles": "maintain",
+    "uninstall": "maintain", "doctor": "maintain", "service": "maintain", "history": "maintain", "audit": "maintain",
+    "roles": "maintain",
 }  # fmt: skip
 
 

@@ -175,6 +175,12 @@ def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = No
         yield conn
 
 
+def check_schema(dsn: str | None) -> None:
+    """Report a wrong DSN, or a database without a schema that this release supports."""
+    with connect(dsn):
+        pass
+
+
 nodes_option = click.option(
     "--nodes", "nodes_", metavar="NAMES", help="Use these nodes: all, or names like north,south. [one database]"
 )

@@ -98,12 +98,11 @@ def _import(name: str) -> Any:
     _here_on_path()
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # Only for the module itself: a missing import of the module is reported with its place.
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise _not_found(error.name) from error
-        raise _broken(name, error) from error
     except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        # Only for the module itself: a missing import of the module is reported with its place.
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise _not_found(missing) from error
         raise _broken(name, error) from error
 
 

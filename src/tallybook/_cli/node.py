@@ -8,8 +8,8 @@ import click
 
 from tallybook._cli.common import command, dsn_option, fail
 from tallybook._cli.database import Db, conninfo
-from tallybook._cli.doctor import show_findings
 from tallybook._cli.errors import Problem
+from tallybook._cli.maintain import show_findings
 from tallybook._cli.output import Columns, clean, print_rows
 from tallybook._db import node_changes, node_check, nodes
 from tallybook._db.driver import Conninfo, conninfo_to_dict, make_conninfo

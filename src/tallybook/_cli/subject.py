@@ -182,7 +182,8 @@ def _upsert_file(db: Db, path: str, task: str, options: Options, as_json: bool) 
             length=size, label="upsert", file=sys.stderr, hidden=not (size and sys.stderr.isatty())
         ) as bar,
     ):
-        separator, rows = "[", _rows(path, stream, task, options)
+        found = _csv(path, stream) if Path(path).suffix.lower() == ".csv" else _json_lines(path, stream)
+        separator, rows = "[", (_at(path, number, _call, fields, task, options) for number, fields in found)
         try:
             while batch := list(islice(rows, _BATCH)):
                 for report in db.run(subjects.upsert_many(batch)):
@@ -225,13 +226,6 @@ _FORMS = (
 )
 
 
-def _rows(path: str, stream: TextIO, task: str, options: Options) -> Iterator[SubjectCall]:
-    """Yield the subjects of a file in order; *.csv is CSV. Raises Problem with the number of a wrong line."""
-    found = _csv(path, stream) if Path(path).suffix.lower() == ".csv" else _json_lines(path, stream)
-    for number, fields in found:
-        yield _at(path, number, _call, fields, task, options)
-
-
 def _csv(path: str, lines: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
     before = csv.field_size_limit(2_000_000)  # args have up to 1 MB; the limit is the whole process's
     reader = csv.DictReader(lines, strict=True)
@@ -267,6 +261,7 @@ def _json_lines(path: str, lines: TextIO) -> Iterator[tuple[int, Mapping[str, An
 
 
 def _at(path: str, number: int, read: Callable[..., Any], *given: Any) -> Any:
+    """Return the result of `read`. Raises Problem with the number of the line for an error of it."""
     try:
         return read(*given)
     except (ValueError, RecursionError, csv.Error, TallybookError) as error:

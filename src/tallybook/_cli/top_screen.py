@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -58,7 +59,7 @@ def _head(reading: Reading, rates: Rates, width: int, trouble: str | None) -> li
     first = f"tallybook  {clean(reading.database)} on PostgreSQL {clean(reading.server)}  {clock}"
     shown = [
         f"{reading.alive} worker{'' if reading.alive == 1 else 's'}",
-        f"{_number(reading.runs.jobs)} running",
+        f"{_scaled(reading.runs.jobs)} running",
         f"in {_rate(rates.entered)}/s",
         f"done {_rate(rates.completed)}/s",
         f"failed {_rate(rates.failed)}/s",
@@ -84,7 +85,7 @@ def _queues(reading: Reading, rates: Rates) -> _Part:
     for name in sorted(reading.queues, key=lambda name: (*busy(name), name)):
         one = reading.queues[name]
         done = _rate(rates.of_queues.get(name)) if rates.completed is not None else "-"
-        counts = [_number(one[state]) for state in _STATES]
+        counts = [_scaled(one[state]) for state in _STATES]
         paused, style = ("paused", "yellow") if one["paused_at"] else ("", "")
         rows.append(([clean(name), *counts, done, _age(reading.now, one["oldest"]), paused], style))
     titles = ("avail", "run", "sched", "retry", "wait", "dead", "done/s", "oldest")
@@ -96,8 +97,13 @@ def _workers(reading: Reading) -> _Part:
     rows = []
     of = reading.runs.of_workers
     for one in sorted(reading.workers, key=lambda one: (-of.get(one["id"], 0), one["id"])):
-        cells = [clean(one["name"]), _number(of.get(one["id"], 0)), clean(", ".join(one["queues"])), _lag(one["lag"])]
-        cells += [_bytes(one["memory"]), _age(reading.now, one["seen_at"])]
+        cells = [
+            clean(one["name"]),
+            _scaled(of.get(one["id"], 0)),
+            clean(", ".join(one["queues"])),
+            _scaled(one["lag"], _LAG),
+        ]
+        cells += [_scaled(one["memory"], _BYTES), _age(reading.now, one["seen_at"])]
         rows.append((cells, "red" if one["silent"] else ""))
     columns = [_Column("WORKER", 2), _Column("run", right=True), _Column("queues", 3)]
     columns += [_Column(title, right=True) for title in ("lag", "memory", "seen")]
@@ -171,32 +177,20 @@ def _fit(text: str, width: int, style: str) -> Text:
     return Text(_cut(text, width), style=style, no_wrap=True, overflow="crop", end="")
 
 
-def _number(value: int | None) -> str:
-    """Format a number: exact up to 99999, then with three digits."""
-    if value is None:
-        return "-"
-    for limit, divisor, unit in ((100_000, 1, ""), (1_000_000, 1e3, "k"), (1_000_000_000, 1e6, "M")):
-        if value < limit:
-            return f"{value}" if divisor == 1 else f"{value / divisor:.3g}{unit}"
-    return f"{value / 1e9:.3g}G"
+_NUMBER = ((100_000, 1, "{:.0f}"), (1_000_000, 1e3, "{:.3g}k"), (1_000_000_000, 1e6, "{:.3g}M"), (inf, 1e9, "{:.3g}G"))
+_BYTES = ((2**30, 2**20, "{:.0f} MiB"), (inf, 2**30, "{:.1f} GiB"))
+_LAG = ((1, 1e-3, "{:.0f} ms"), (inf, 1, "{:.1f} s"))  # in seconds
+
+
+def _scaled(value: float | None, scale: Sequence[tuple[float, float, str]] = _NUMBER) -> str:
+    """Format a value by the first step of a scale whose limit is above it: its divisor and its text."""
+    return "-" if value is None else next(text.format(value / by) for limit, by, text in scale if value < limit)
 
 
 def _rate(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.1f}" if 0 < value < 10 else _number(round(value))
-
-
-def _lag(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def _bytes(value: int | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value / 2**20:.0f} MiB" if value < 2**30 else f"{value / 2**30:.1f} GiB"
+    return f"{value:.1f}" if 0 < value < 10 else _scaled(round(value))
 
 
 def _age(now: datetime, text: str | None) -> str:

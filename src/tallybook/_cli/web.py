@@ -13,7 +13,7 @@ import click
 
 from tallybook._app import App
 from tallybook._cli.common import dsn_option, duration, me, read_dsn_option
-from tallybook._cli.database import connect, conninfo, nodes_option, standby_of
+from tallybook._cli.database import check_schema, connect, conninfo, nodes_option, standby_of
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import load_app
 from tallybook._cli.provider import one_secret
@@ -89,13 +89,12 @@ def web(
     if api_keys is not None:
         served = beside(site, operator_api(app, keys=api_keys, dsn=dsn, read_only=read_only, nodes=nodes_))
     if nodes_ is None:
-        with connect(site.nodes.first.conninfo):
-            pass  # a wrong DSN, or a database without the schema, is reported here
+        check_schema(site.nodes.first.conninfo)
         if read_dsn is not None:
             with connect(read_dsn) as conn:
                 click.echo(standby_of(conn), err=True)
     else:
-        numbered(nodes(site.nodes.first.conninfo, nodes_))  # as are unknown names and duplicate numbers
+        numbered(nodes(site.nodes.first.conninfo, nodes_))  # reports unknown names and duplicate numbers
     config = uvicorn.Config(
         served, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=3,
         proxy_headers=behind_proxy is not None, forwarded_allow_ips=behind_proxy or "", lifespan="on",
@@ -185,8 +184,7 @@ def mcp(dsn: str | None, allow: tuple[str, ...], by: str | None, lifetime: timed
         hint = "pip install 'tallybook[mcp]'"
         raise Problem(f"the MCP server needs more packages: {error}", hint=hint, exit_code=2) from error
     tools = Tools(App("tallybook", dsn=conninfo(dsn)), by=by or me(), allow=allow, lifetime=lifetime)
-    with connect(dsn):
-        pass  # a wrong DSN, or a database without the schema, is named here
+    check_schema(dsn)
     if sys.stdin.isatty():
         click.echo("waiting for an MCP client on stdin (press Ctrl-C to quit)", err=True)
     asyncio.run(tools.serve())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tallybook._cli.common import dsn_option, duration, queues_option, text
-from tallybook._cli.database import connect, conninfo
+from tallybook._cli.database import check_schema, conninfo
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.aside import aside
 from tallybook._db.link import Link
@@ -187,8 +187,7 @@ async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None, 
         if stop.told:
             log.info("stopped before it started")
             return 0
-        options: dict[str, Any] = {field: getattr(settings, field) for field in settings.__dataclass_fields__}
-        worker = prepared(app, dsn=dsn, nodes=nodes, **options)
+        worker = prepared(app, dsn=dsn, nodes=nodes, **vars(settings))
         stop.target = worker.stop
         report = await worker.run()
     each = "".join(f"; {name}: {_said(found)}" for name, found in report.nodes.items())
@@ -210,7 +209,7 @@ async def _reachable(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> 
 
     async def first() -> None:
         await link.first()
-        await aside(_check_schema, dsn)
+        await aside(check_schema, dsn)
 
     async with nullcontext() if settings.metrics_port is None else Telemetry(settings, dsn):
         waiting = asyncio.ensure_future(first())
@@ -222,8 +221,3 @@ async def _reachable(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> 
                 raise
         finally:
             await link.close()
-
-
-def _check_schema(dsn: str) -> None:
-    with connect(dsn):
-        pass

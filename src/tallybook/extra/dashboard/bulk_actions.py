@@ -2,8 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -65,10 +64,12 @@ class Preview:
     """The jobs that an action would change: those of one step, and the sums of all steps so far."""
 
     verb: Verb
+    asked: dict[str, Any] = field(default_factory=dict)  # the filter as texts
+    said: dict[str, Any] = field(default_factory=dict)  # the filter as values
     ids: list[int] = field(default_factory=list)  # the jobs of this step
     states: Counter[str] = field(default_factory=Counter)  # the number of jobs by state, of all steps so far
     looks: int = 0  # the number of steps before this one
-    sample: list[dict[str, Any]] = field(default_factory=list)
+    sample: Sequence[Any] = ()
     looked_to: datetime | None = None
     after: str | None = None  # where the next step begins in the list
     next: str = ""  # the address of the next step
@@ -87,50 +88,6 @@ class Preview:
     @property
     def room(self) -> int:
         return max(1, min(PIECE, MOST - self.count))
-
-
-def begun(view: View, verb: Verb) -> Preview:
-    """Return a preview with the sums of the steps before this one, which the address of the step carries."""
-    if not _is_further(view):
-        return Preview(verb)
-    found = Preview(verb, looks=number_of("looks", view.asked("looks"), 0, _LOOKS, 0))
-    for said in view.asked_all("found")[: len(STATES)]:
-        state, _, n = said.partition(":")
-        if state not in STATES:
-            raise InvalidArgument(f"{state[:40]!r} is not a state of a job")
-        found.states[state] = number_of("found", n, 0, MOST, 0)
-    return found
-
-
-@contextmanager
-def looking(view: View, found: Preview) -> Iterator[None]:
-    """Wrap one step. If a further step fails, the jobs found so far stay, and the page shows why the search stopped."""
-    try:
-        yield
-    except (QueueUnavailable, QueryCanceled, *IN_THE_WAY) as error:
-        if not _is_further(view):
-            raise
-        found.problem = view.site.explain(error)[1]
-
-
-def preview(view: View, found: Preview, at: str, asked: dict[str, Any], said: dict[str, Any]) -> Response:
-    """Return the page of a preview, or for a further step its updated part. `asked` has the filter as texts."""
-    back, to = view.url(at, **asked), f"{at}/{found.verb.name}"
-    # "2 hours" must mean the same two hours in every step.
-    asked = asked | {name: said[name].isoformat() for name in ("since", "before") if said[name]}
-    about = urlencode({name: value for name, value in asked.items() if value}, doseq=True)
-    why_not = "" if view.may_operate else view.site.why_read_only(view.visit.user)
-    if found.after and found.count < MOST and found.looks < _LOOKS:
-        sums = [f"{state}:{n}" for state, n in found.states.items() if n]
-        further = {"verb": found.verb.name, **asked, "after": found.after, "found": sums, "looks": found.looks + 1}
-        found.next = view.url(f"{at}/preview/further", **further)
-    found.more = bool(found.problem) or (found.after is not None and not found.next)
-    template = "preview_found.html" if _is_further(view) else "preview.html"
-    return view.render(template, found=found, to=to, back=back, about=about, why_not=why_not, most=MOST)
-
-
-def _is_further(view: View) -> bool:
-    return view.request.url.path.endswith("/further")
 
 
 async def do(act: Act, verb: Verb) -> str:
@@ -178,10 +135,8 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
                 target: dict[str, Any] = {"jobs": meant} | ({"filter": about} if about else {})
                 if verb.name == "cancel" and reason:
                     target["reason"] = reason
-                if any(one.changed for one in done):
-                    await act.audit(f"jobs.{verb.name}", target, dict(became))
-                else:
-                    act.nothing()
+                changed = any(one.changed for one in done)
+                await act.audit(f"jobs.{verb.name}", target, dict(became), changed=changed)
         except (TallybookError, QueryCanceled, *IN_THE_WAY) as error:
             if not met:
                 raise
@@ -191,8 +146,8 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
         left_alone += len(batch) - len(done)
         said += became
         refusals += [one.detail for one in done if not one.changed and one.detail]
-    changed = ", ".join(f"{_jobs(said[key])} {word}" for key, word in _SAID.items() if said[key])
-    answer = f"{changed}." if changed else "Nothing was changed."
+    told = ", ".join(f"{_jobs(said[key])} {word}" for key, word in _SAID.items() if said[key])
+    answer = f"{told}." if told else "Nothing was changed."
     if refusals:
         answer += f" {_jobs(len(refusals))} unchanged: {refusals[0][:200]}"
         answer += f", and {len(refusals) - 1:,} more." if len(refusals) > 1 else "."
@@ -230,11 +185,47 @@ async def _run(
     return meant, done + [JobDone(job, "refused", f"job {job} is cancelled already") for job in over]
 
 
-def serve(pages: Pages, at: str, preview: Callable[[View], Awaitable[Response]]) -> None:
+def serve(pages: Pages, at: str, search: Callable[[View, Preview], Awaitable[None]], unknown: str) -> None:
+    """Register the previews and the actions of a list. `search` finds the jobs of one step of a preview."""
+
+    async def preview(view: View) -> Response:
+        verb = VERBS.get(view.asked("verb"))
+        if verb is None:
+            raise InvalidArgument(unknown)
+        found, is_further = Preview(verb), view.request.url.path.endswith("/further")
+        if is_further:  # its address has the sums of the steps before
+            found.looks = number_of("looks", view.asked("looks"), 0, _LOOKS, 0)
+            for said in view.asked_all("found")[: len(STATES)]:
+                state, _, n = said.partition(":")
+                if state not in STATES:
+                    raise InvalidArgument(f"{state[:40]!r} is not a state of a job")
+                found.states[state] = number_of("found", n, 0, MOST, 0)
+        try:
+            await search(view, found)
+        except (QueueUnavailable, QueryCanceled, *IN_THE_WAY) as error:
+            if not is_further:
+                raise
+            found.problem = view.site.explain(error)[1]  # the jobs found so far stay
+        return _shown(view, found, at, "preview_found.html" if is_further else "preview.html")
+
     pages.page(f"{at}/preview")(preview)
     pages.page(f"{at}/preview/further")(preview)
     for verb in VERBS.values():
         pages.action(f"{at}/{verb.name}", steps=True)(partial(do, verb=verb))
+
+
+def _shown(view: View, found: Preview, at: str, template: str) -> Response:
+    back, to = view.url(at, **found.asked), f"{at}/{found.verb.name}"
+    # "2 hours" must mean the same two hours in every step.
+    asked = found.asked | {name: found.said[name].isoformat() for name in ("since", "before") if found.said[name]}
+    about = urlencode({name: value for name, value in asked.items() if value}, doseq=True)
+    why_not = "" if view.may_operate else view.site.why_read_only(view.visit.user)
+    if found.after and found.count < MOST and found.looks < _LOOKS:
+        sums = [f"{state}:{n}" for state, n in found.states.items() if n]
+        further = {"verb": found.verb.name, **asked, "after": found.after, "found": sums, "looks": found.looks + 1}
+        found.next = view.url(f"{at}/preview/further", **further)
+    found.more = bool(found.problem) or (found.after is not None and not found.next)
+    return view.render(template, found=found, to=to, back=back, about=about, why_not=why_not, most=MOST)
 
 
 def _jobs(n: int) -> str:

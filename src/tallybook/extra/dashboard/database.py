@@ -110,14 +110,14 @@ class Database:
             await pool.close()
 
     @asynccontextmanager
-    async def read(self, timeout: str = READ_TIMEOUT) -> AsyncIterator[Conn]:
+    async def read(self) -> AsyncIterator[Conn]:
         """Yield a connection in a read-only transaction with one snapshot. QueueUnavailable if none is available."""
         if self.reads is not None:
-            async with self.reads.read(timeout) as conn:
+            async with self.reads.read() as conn:
                 self.standby = self.reads.standby
                 yield conn
             return
-        async with self._transaction(self._answer or timeout, "isolation level repeatable read read only") as conn:
+        async with self._transaction(self._answer or READ_TIMEOUT, "isolation level repeatable read read only") as conn:
             yield conn
 
     @asynccontextmanager

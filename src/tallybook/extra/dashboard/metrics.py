@@ -24,7 +24,6 @@ from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.nodes import At, Nodes, sorted_out
 
 STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead")
-_MOST_QUEUES = 12
 _SAME_LOOK = 0.5  # seconds; the two topics of a page share one reading
 _FLOW_GOOD = 5.0  # seconds; it reads the series of a day
 _SHOWN = ("paused", "workers", "horizon")
@@ -49,6 +48,7 @@ class Readings:
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self.last: dict[str, Look] = {}  # of each node
+        self._newest: dict[str, tuple[float, dict[str, Any]]] = {}  # the last result of `read`, with its time
 
     async def read(self, only: str = "") -> dict[str, Any]:
         """Return the values for the overview. QueueUnavailable if no node has ever answered."""
@@ -62,15 +62,14 @@ class Readings:
         findings = [(at.name, one) for at, one in seen if at.away is None and not one.good and one.name not in _SHOWN]
         queues = sorted(now.queues.values(), key=lambda one: one["name"])
         queues.sort(key=lambda one: one["available"] + one["running"] + one["dead"], reverse=True)
-        return {
+        values = {
             "now": now, "rates": top.added([one.value.rates for one in said if one.value]), "findings": findings,
             "total": {state: sum(one[state] or 0 for one in queues) for state in STATES},
-            "queues": queues[:_MOST_QUEUES], "more_queues": max(0, len(queues) - _MOST_QUEUES),
-            "paused": [(one["name"], one.get("node")) for one in queues if one["paused_at"]],
-            "silent": [one for one in now.workers if one["silent"]],
-            "today": sum(one.today for one in known.values()),
+            "queues": queues, "today": sum(one.today for one in known.values()),
             "gone": [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None],
         }  # fmt: skip
+        self._newest[only] = time.monotonic(), values
+        return values
 
     async def _look(self, conn: Conn, name: str) -> Look:
         last = self.last.get(name)
@@ -91,17 +90,13 @@ class Readings:
 
     async def point(self, only: str = "") -> str:
         """Return the newest point of the charts and the counts of the side bar, as JSON."""
-        names = [at.name for at in await self._nodes.chosen(only)]
-        if all((age := self.age(name)) is None or age >= _SAME_LOOK for name in names):
-            await self.read(only)
-        found = [one for name in names if (one := self.last.get(name))]
-        queues = [queue for one in found for queue in one.reading.queues.values()]
-        sums = {state: sum(one[state] or 0 for one in queues) for state in STATES}
-        rates = top.added([one.rates for one in found])
-        at = max(one.reading.now.timestamp() for one in found)
-        sums |= {"open": sums["available"] + sums["running"], "queues": len({one["name"] for one in queues})}
-        sums["workers"] = sum(one.reading.alive for one in found)
-        return json.dumps({"at": at, "completed": rates.completed, "failed": rates.failed, **sums})
+        at, found = self._newest.get(only, (float("-inf"), {}))
+        if time.monotonic() - at >= _SAME_LOOK:
+            found = await self.read(only)
+        now, total, rates = found["now"], found["total"], found["rates"]
+        sums = total | {"open": total["available"] + total["running"], "queues": len(found["queues"])}
+        sums |= {"workers": now.alive, "completed": rates.completed, "failed": rates.failed}
+        return json.dumps({"at": now.now.timestamp(), **sums})
 
 
 _FEWEST = 16

@@ -36,7 +36,7 @@ def redact(value: Any, depth: int = 0) -> Any:
 def shown(value: Any, most: int = 20_000, *, indent: int | None = 2) -> str:
     """Return a value as readable JSON, redacted and cut off after `most` characters."""
     text = json.dumps(redact(value), indent=indent, ensure_ascii=False, default=str)
-    return text if len(text) <= most else f"{text[:most]}\n… {len(text) - most:,} more characters"
+    return _cut(text, most, "\n")
 
 
 def bounded(value: Any, most: int = 4000) -> Any:
@@ -45,9 +45,11 @@ def bounded(value: Any, most: int = 4000) -> Any:
         return {key: bounded(item, most) for key, item in value.items()}
     if isinstance(value, list):
         return [bounded(item, most) for item in value]
-    if isinstance(value, str) and len(value) > most:
-        return f"{value[:most]}… {len(value) - most:,} more characters"
-    return value
+    return _cut(value, most, "") if isinstance(value, str) else value
+
+
+def _cut(text: str, most: int, gap: str) -> str:
+    return text if len(text) <= most else f"{text[:most]}{gap}… {len(text) - most:,} more characters"
 
 
 _SAID = ("type", "message", "at", "started_at", "attempt", "worker", "traceback")
@@ -58,15 +60,11 @@ def error_view(error: object) -> dict[str, Any]:
     """Return one error for display; `more` has details, a ref_id, and other fields."""
     found = error if isinstance(error, dict) else {"message": error}
     more = {key: value for key, value in found.items() if key not in _SAID and value is not None}
-    texts = {name: _text(found.get(name)) for name in ("type", "message", "traceback")}
+    said = {name: found.get(name) for name in ("type", "message", "traceback")}
+    texts = {name: "" if text is None else _cut(str(text), _LONGEST, " ") for name, text in said.items()}
     attempt = found.get("attempt") if type(found.get("attempt")) is int else None
     return {**texts, "at": instant(found.get("at")), "attempt": attempt, "more": more or None}
 
 
 def error_views(errors: object) -> list[dict[str, Any]]:
     return [error_view(error) for error in reversed(errors)] if isinstance(errors, list) else []
-
-
-def _text(value: object) -> str:
-    text = "" if value is None else str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … {len(text) - _LONGEST:,} more characters"

@@ -15,9 +15,10 @@ from markupsafe import Markup, escape
 from tallybook._db.texts import instant as of_json
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import text_problem
+from tallybook._model.schedule import rule_text
 from tallybook._model.subject import instant
 from tallybook.errors import ConfigError, InvalidArgument, UnknownNode
-from tallybook.extra.dashboard.redact import shown
+from tallybook.extra.dashboard.redact import error_view, shown
 
 
 @cache
@@ -25,8 +26,9 @@ def environment() -> Environment:
     """Return the environment of the dashboard's templates. A missing value is an error."""
     loader = PackageLoader("tallybook.extra.dashboard", "templates")
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    filters = (when, duration, number, compact, shown, rate, plain_duration, moment, instant, size)
+    filters = (when, duration, number, compact, shown, rate, plain_duration, moment, instant, size, error_view)
     env.filters |= {one.__name__: one for one in filters}
+    env.globals["rule_text"] = rule_text
     return env
 
 
@@ -55,11 +57,10 @@ def duration(value: timedelta | float | int | None) -> str:
     if seconds < 60:
         return f"{sign}{seconds:.3g} s"
     whole = round(seconds)
-    for size, name, smaller, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // smaller
-            return f"{sign}{whole // size:,} {name}" + (f" {rest} {small}" if rest else "")
-    return f"{sign}{whole} s"
+    units = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+    size, name, smaller, small = next(unit for unit in units if whole >= unit[0])
+    rest = whole % size // smaller
+    return f"{sign}{whole // size:,} {name}" + (f" {rest} {small}" if rest else "")
 
 
 def number(value: float | int | None) -> str:

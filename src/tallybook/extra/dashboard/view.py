@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -172,7 +173,7 @@ class Act(View):
 
     @asynccontextmanager
     async def step(self, at: At | None = None) -> AsyncIterator[Conn]:
-        """Run one transaction, on the node of the request or on `at`. The block must call `audit` or `nothing`."""
+        """Run one transaction, on the node of the request or on `at`. The block must call `audit`."""
         at = at or await self.at()
         self.node = at.name
         async with at.database.act(self.request.url.path.removeprefix(self.visit.root)) as conn:
@@ -194,14 +195,10 @@ class Act(View):
     async def audit(
         self, action: str, target: dict[str, Any], done: dict[str, Any], *, changed: bool | str = True
     ) -> None:
-        """Add the audit row, never with args or secrets. Every action calls this once, with the verb's `changed`."""
+        """Add the audit row, never with args or secrets, unless nothing was changed. Every action calls this once."""
         self._audited = True
         if changed not in (False, "unchanged"):
             await run(self.conn, audit.add(self.user, "web", action, target, done))
-
-    def nothing(self) -> None:
-        """Declare that nothing was changed, so that no audit row is needed."""
-        self._audited = True
 
     def after(self) -> str:
         """Return the address to go to afterwards, always a page of this dashboard."""
@@ -285,7 +282,8 @@ class Pages:
             name, values = act.form("name"), {field: read(act, field) for field, read in fields.items()}
             became = await do(act.app, name, act.user, **values).on(act.conn)
             about = {target or action.partition(".")[0]: name, **values}
-            await act.audit(action, about, {done: became}, changed=became)
+            now = became.isoformat() if isinstance(became, datetime) else became
+            await act.audit(action, about, {done: now}, changed=now)
             act.then = then
             return told[0 if became else 1].format(name, became, **values)
 

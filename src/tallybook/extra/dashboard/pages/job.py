@@ -150,18 +150,18 @@ async def cancelled(act: Act, job: int, words: str, action: str, target: dict[st
     reason = text_of("the reason", act.form("reason"))
     before = await act.app.jobs.state(job).on(act.conn)
     state = await act.app.cancel(job, reason).on(act.conn)
-    if state not in ("cancelled", "cancelling") or before == "cancelled":
-        act.nothing()
+    changed = state in ("cancelled", "cancelling") and before != "cancelled"
+    await act.audit(action, target | ({"reason": reason} if reason else {}), {"state": state}, changed=changed)
+    if not changed:
         return f"{words} is already {state}: nothing was changed."
-    await act.audit(action, target | ({"reason": reason} if reason else {}), {"state": state})
     return f"{words} is cancelled." if state == "cancelled" else f"{words} runs: its worker is asked to stop it."
 
 
 @pages.action("/job/drop")
 async def drop(act: Act) -> str:
     wanted = _job(act)
-    if not await act.app.dead.drop(wanted).on(act.conn):
-        act.nothing()
+    dropped = await act.app.dead.drop(wanted).on(act.conn)
+    await act.audit("job.drop", {"job": wanted}, {"dropped": dropped}, changed=dropped)
+    if not dropped:
         return f"Job {wanted} is not a dead letter: nothing was changed."
-    await act.audit("job.drop", {"job": wanted}, {"dropped": True})
     return f"The dead letter of job {wanted} is dropped. Its history stays until it is pruned."

@@ -20,7 +20,6 @@ from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.live import MOST_TOPICS
 from tallybook.extra.dashboard.nodes import Question
-from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.texts import WRONG, id_of, links_of, text_of, when_of
 from tallybook.extra.dashboard.view import Pages, Shared, View
 
@@ -70,12 +69,10 @@ class List:
             return (await self._read(said, most, {"": after or ""}, whole=whole))[""]
         pairs, after, looked_to = await self._merged(said, most, places(after), whole=whole)
         if whole and pairs:
-            ids: dict[str, list[int]] = {}
-            for name, job in pairs:
-                ids.setdefault(name, []).append(job.id)
 
             async def read(conn: Conn, node: str) -> None:
-                self._more |= {one["id"]: one for one in await rows(conn, _MORE.worker, ids.get(node, []))}
+                ids = [job.id for name, job in pairs if name == node]
+                self._more |= {one["id"]: one for one in await rows(conn, _MORE.worker, ids)}
 
             await self._ask(read)
         return JobPage([job for _, job in pairs], after, looked_to)
@@ -176,29 +173,21 @@ async def jobs(view: View) -> Response:
     )  # fmt: skip
 
 
-async def preview(view: View) -> Response:
-    verb = bulk_actions.VERBS.get(view.asked("verb"))
-    if verb is None:
-        raise InvalidArgument(f"The verb must be one of {', '.join(bulk_actions.VERBS)}.")
-    found = bulk_actions.begun(view, verb)
+async def _search(view: View, found: bulk_actions.Preview) -> None:
     matching = List(view.site, view.ask, view.request.query_params)
-    said = _filter(matching.asked)
+    said, verb = _filter(matching.asked), found.verb
+    found.asked, found.said = matching.asked, said
     meant = said["states"] or [state for state in STATES if state not in verb.if_asked]
     said["states"] = [state for state in verb.states if state in meant]
     if said["states"]:
-        with bulk_actions.looking(view, found):
-            page = await matching.page(said, found.room)
-            found.after, found.looked_to = page.next, page.looked_to
-            found.ids = [one.id for one in page.jobs]
-            found.states.update(one.state for one in page.jobs)
-            for one in page.jobs[:_SAMPLE]:
-                error = error_view({"message": one.last_error}) if one.last_error else None
-                named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
-                found.sample.append(named | {"error": error})
-    return bulk_actions.preview(view, found, "/jobs", matching.asked, said)
+        page = await matching.page(said, found.room)
+        found.after, found.looked_to = page.next, page.looked_to
+        found.ids = [one.id for one in page.jobs]
+        found.states.update(one.state for one in page.jobs)
+        found.sample = page.jobs[:_SAMPLE]
 
 
-bulk_actions.serve(pages, "/jobs", preview)
+bulk_actions.serve(pages, "/jobs", _search, f"The verb must be one of {', '.join(bulk_actions.VERBS)}.")
 
 
 _ASKED = ("queue", "task", "reason", "error", "since", "before")
@@ -208,9 +197,9 @@ _DEAD_LETTERS = Declared("""
            enqueued_at timestamptz, summary text, last_error jsonb)""", text="{error:text}")  # fmt: skip
 _LETTERS = f"""\
 select d.job_id as id, d.died_at, d.queue_name as queue, d.task_name as task, d.why as reason, d.failures, d.attempt,
-       d.enqueued_at, d.summary, d.last_error as error, d.why is null as mark
+       d.enqueued_at, d.summary, d.last_error, d.why is null as mark, 'dead' as state
   from {_DEAD_LETTERS.called("pyformat")} as d"""  # noqa: S608
-_IDS = _LETTERS.replace("d.last_error", "null").replace("d.summary", "null")
+_IDS = _LETTERS.replace("d.last_error,", "").replace("d.summary,", "")
 
 
 def _dead_filter(asked: dict[str, str]) -> dict[str, Any]:
@@ -260,8 +249,6 @@ async def dead(view: View) -> Response:
         letters, end = await _letters(view, _LETTERS, _PAGE, _dead_filter(asked) | _after(view.asked("after")))
         if end is not None:
             after, looked_to = _place(end), end["died_at"] if end["mark"] else None
-        for one in letters:
-            one["error"] = error_view(one["error"] or {})
     except WRONG as error:
         problem = str(error)
     return view.render(
@@ -270,24 +257,17 @@ async def dead(view: View) -> Response:
     )  # fmt: skip
 
 
-async def preview_dead(view: View) -> Response:
-    verb = bulk_actions.VERBS.get(view.asked("verb"))
-    if verb is None or "dead" not in verb.states:
-        raise InvalidArgument("A dead letter can be retried, cancelled or dropped.")
-    asked, found = {name: view.asked(name) for name in _ASKED}, bulk_actions.begun(view, verb)
-    filters = _dead_filter(asked)
-    said = filters | _after(view.asked("after"))
-    with bulk_actions.looking(view, found):
-        letters, end = await _letters(view, _IDS, found.room, said)
-        if not found.looks:
-            found.sample, _ = await _letters(view, _LETTERS, 10, said)
-        if end is not None:
-            found.after, found.looked_to = _place(end), end["died_at"]
-        found.ids = [one["id"] for one in letters]
-        found.states["dead"] += len(letters)
-    for one in found.sample:
-        one["error"], one["state"] = error_view(one["error"] or {}), "dead"
-    return bulk_actions.preview(view, found, "/dead", asked, filters)
+async def _search_dead(view: View, found: bulk_actions.Preview) -> None:
+    found.asked = {name: view.asked(name) for name in _ASKED}
+    found.said = _dead_filter(found.asked)
+    said = found.said | _after(view.asked("after"))
+    letters, end = await _letters(view, _IDS, found.room, said)
+    if not found.looks:
+        found.sample, _ = await _letters(view, _LETTERS, _SAMPLE, said)
+    if end is not None:
+        found.after, found.looked_to = _place(end), end["died_at"]
+    found.ids = [one["id"] for one in letters]
+    found.states["dead"] += len(letters)
 
 
-bulk_actions.serve(pages, "/dead", preview_dead)
+bulk_actions.serve(pages, "/dead", _search_dead, "A dead letter can be retried, cancelled or dropped.")

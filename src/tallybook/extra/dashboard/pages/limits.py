@@ -52,22 +52,6 @@ def _following(keys: list[dict[str, Any]], kind: str) -> str | None:
     return None if used or last["source"] is not None else str(keys.pop()["name"])
 
 
-@pages.action("/limit/rate/push")
-async def rate_push(act: Act) -> str:
-    name, wait = act.form("name"), act.form("wait")
-    starts = await act.app.rate_limits.push(name, wait).on(act.conn)
-    await act.audit("rate_limit.push", {"limit": name, "wait": wait}, {"next_call_at": starts.isoformat()})
-    return f"No call of {name} starts before {starts:%Y-%m-%d %H:%M:%S} UTC."
-
-
-@pages.action("/limit/breaker/open")
-async def breaker_open(act: Act) -> str:
-    name, duration = act.form("name"), act.form("duration")
-    until = await act.app.breakers.open(name, duration or None).on(act.conn)
-    await act.audit("breaker.open", {"breaker": name, "duration": duration or None}, {"open_until": until.isoformat()})
-    return f"Breaker {name} is open until {until:%Y-%m-%d %H:%M:%S} UTC."
-
-
 @pages.action("/limit/breaker/close")
 async def breaker_close(act: Act) -> str:
     name = act.form("name")
@@ -76,6 +60,15 @@ async def breaker_close(act: Act) -> str:
     return f"Breaker {name} is closed." if done else f"Breaker {name} was already closed."
 
 
+pages.form(
+    "/limit/rate/push", "rate_limit.push", lambda app, name, _, wait: app.rate_limits.push(name, wait), "next_call_at",
+    ("No call of {} starts before {:%Y-%m-%d %H:%M:%S} UTC.",), target="limit", wait=Act.form,
+)  # fmt: skip
+pages.form(
+    "/limit/breaker/open", "breaker.open", lambda app, name, _, duration: app.breakers.open(name, duration),
+    "open_until", ("Breaker {} is open until {:%Y-%m-%d %H:%M:%S} UTC.",),
+    duration=lambda act, field: act.form(field) or None,
+)  # fmt: skip
 pages.form(
     "/limit/concurrency/set", "concurrency_limit.set",
     lambda app, name, _, most: app.concurrency_limits.set(name, most), "limit",

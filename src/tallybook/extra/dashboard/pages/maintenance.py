@@ -31,11 +31,9 @@ async def maintenance(view: View) -> Response:
             schema = (await rows(conn, _SCHEMA))[0]
     finally:
         found = await looking
-    folded = next((one.last_run_at for one in services if one.name == "fold"), None)
     return view.render(
-        "maintenance.html", services=services, retentions=retentions, held=held[:100],
-        more_held=max(0, len(held) - 100), schema=schema, folded=folded, first=True, **found,
-    )  # fmt: skip
+        "maintenance.html", services=services, retentions=retentions, held=held, schema=schema, first=True, **found
+    )
 
 
 @pages.page("/maintenance/findings")
@@ -46,12 +44,7 @@ async def findings(view: View) -> Response:
 
 async def _findings(view: View) -> dict[str, Any]:
     found, complete = await (await view.at()).database.examination.look()
-    found = sorted(found, key=lambda one: -LEVELS.index(one.level))
-    return {
-        "bad": [one for one in found if not one.good or one.level == "note"],
-        "good": [one for one in found if one.level == "ok"], "complete": complete,
-        "roles": next((one for one in found if one.name == "roles"), None),
-    }  # fmt: skip
+    return {"findings": sorted(found, key=lambda one: -LEVELS.index(one.level)), "complete": complete}
 
 
 pages.form(

@@ -57,45 +57,38 @@ async def queues(view: View) -> Response:
     part, order = view.asked("q").lower(), view.asked("order", "available")
     order = order if order in _ORDERS else "available"
 
-    async def read(conn: Conn, node: str) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, Any]]:
+    async def read(conn: Conn, node: str) -> tuple[list[dict[str, Any]], dict[str, float]]:
         found = [one | {"node": node} for one in await rows(conn, _ALL) if part in one["queue"].lower()]
-        of_queues = top.flow(await view.app.counts.throughput().on(conn)).of_queues
-        return found, of_queues, await _oldest(conn, found) if order == "oldest" else {}
+        return found, top.flow(await view.app.counts.throughput().on(conn)).of_queues
 
-    said = list((await view.ask(read)).values())
     by_name, rates = dict[str, dict[str, Any]](), Counter[str]()
-    for of_node, more, _ in said:
+    for of_node, more in (await view.ask(read)).values():
         for one in of_node:
             by_name[one["queue"]] = summed(by_name[one["queue"]], one) if one["queue"] in by_name else one
         rates.update(more)
     found = sorted(by_name.values(), key=lambda one: one["queue"])
-    oldest = _first([one for _, _, one in said])
+    oldest = await _oldest(view, found) if order == "oldest" else {}
     if order == "oldest":
         found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0)))
     elif order != "name":
         found.sort(key=lambda one: -one[order])
     start = id_of(view.asked("from")) or 0
     page = found[start : start + _PAGE]
-    if order != "oldest" and page:
-        oldest = _first(list((await view.ask(lambda conn, _: _oldest(conn, page))).values()))
+    if order != "oldest":
+        oldest = await _oldest(view, page)
     return view.render(
         "queues.html", queues=page, all=len(found), start=start, size=_PAGE, part=view.asked("q"), order=order,
         rates=rates, oldest=oldest,
     )  # fmt: skip
 
 
-def _first(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the earliest instant of each queue."""
-    first: dict[str, Any] = {}
-    for queue, at in (pair for one in found for pair in one.items()):
-        first[queue] = min(at, first.get(queue, at))
-    return first
-
-
-async def _oldest(conn: Conn, queues: list[dict[str, Any]]) -> dict[str, Any]:
+async def _oldest(view: View, queues: list[dict[str, Any]]) -> dict[str, Any]:
     """Return for each queue with available jobs the time since which the next one could run."""
-    names = [one["queue"] for one in queues if one["available"]]
-    return {one["queue"]: one["oldest"] for one in await rows(conn, _OLDEST.worker, names)} if names else {}
+    names, first = [one["queue"] for one in queues if one["available"]], dict[str, Any]()
+    found = await view.ask(lambda conn, _: rows(conn, _OLDEST.worker, names)) if names else {}
+    for one in chain(*found.values()):
+        first[one["queue"]] = min(one["oldest"], first.get(one["queue"], one["oldest"]))
+    return first
 
 
 @pages.page("/queue")
@@ -191,7 +184,7 @@ async def _of(conn: Conn, node: str, runs: dict[str, top.Runs]) -> tuple[list[di
     ended = await rows(conn, _OVER, _ENDED)
     runs[node] = await top.runs_async(conn, runs.get(node))
     running = runs[node].of_workers
-    shown = [with_slots(one) | {"node": node, "runs": running.get(one["id"], 0)} for one in alive]
+    shown = [one | {"node": node, "runs": running.get(one["id"], 0)} for one in alive]
     return shown, [one | {"node": node} for one in ended]
 
 
@@ -199,13 +192,6 @@ def _listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) 
     alive, ended = (list(chain(*lists)) for lists in zip(*found, strict=True))
     ended.sort(key=lambda one: one["ended_at"], reverse=True)
     return {"workers": alive[:_MOST], "more": len(alive) > _MOST, "ended": ended[:_ENDED]}
-
-
-def with_slots(one: dict[str, Any]) -> dict[str, Any]:
-    """Add the slots by queue, None for a worker that does not report them, and their total."""
-    slots = one["slots"]
-    by_queue = list(zip(one["queues"], slots or [None] * len(one["queues"]), strict=False))
-    return one | {"by_queue": by_queue, "total": None if slots is None else sum(slots)}
 
 
 def topics(site: Shared) -> None:
@@ -244,4 +230,4 @@ async def _worker(conn: Conn, number: str) -> dict[str, Any] | None:
     if not found:
         return None
     runs = await rows(conn, _RUNNING, _RUNS, found[0]["id"]) if found[0]["ended_at"] is None else []
-    return {"worker": with_slots(found[0]), "runs": runs, "most": _RUNS}
+    return {"worker": found[0], "runs": runs, "most": _RUNS}

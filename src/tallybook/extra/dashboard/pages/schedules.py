@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from tallybook._db.calls import STATE
 from tallybook._model.cron import rule
-from tallybook._model.schedule import rule_text
 from tallybook._model.subject import instant
 from tallybook.errors import ConfigError, UnknownSchedule
 from tallybook.extra.dashboard.database import Conn, rows
@@ -67,7 +66,7 @@ async def schedules(view: View) -> Response:
         may_see = (await rows(conn, _MAY_SEE))[0]["yes"]
         query = _LIST.replace("{by_query}", "s.query is not null" if may_see else "false")
         found = await rows(conn, query, part=part, after=after, most=_PAGE + 1)
-        return [_with_rule(one) | {"node": node} for one in found]
+        return [one | {"node": node} for one in found]
 
     found = sorted(chain(*(await view.ask(read)).values()), key=lambda one: one["name"])
     last = found[_PAGE - 1]["name"] if len(found) > _PAGE else None  # a name of several nodes stays on one page
@@ -96,13 +95,9 @@ async def schedule(view: View) -> Response:
     looked_to = looked[0]["looked_to"] if looked[0]["looked"] == _LOOK else None
     more = fires[_FIRES - 1]["tick"] if len(fires) > _FIRES else looked_to
     return view.render(
-        "schedule.html", schedule=_with_rule(found[0]), carried=carried, fires=fires[:_FIRES], more=more,
+        "schedule.html", schedule=found[0], carried=carried, fires=fires[:_FIRES], more=more,
         looked_to=looked_to, what=what, whats=_WHAT, before=before, next=_next(found[0]),
     )  # fmt: skip
-
-
-def _with_rule(one: dict[str, Any]) -> dict[str, Any]:
-    return one | {"rule": rule_text(one["cron"], one["every"], one["tz"])}
 
 
 def _next(one: dict[str, Any]) -> list[datetime]:

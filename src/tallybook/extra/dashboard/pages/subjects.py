@@ -1,6 +1,5 @@
 """Subjects: named jobs that run repeatedly. A list by task and name, those that stopped and why, and one subject."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from starlette.responses import RedirectResponse, Response
@@ -10,7 +9,6 @@ from tallybook._db.verb import run
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.pages.job import cancelled, events_of
-from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.texts import WRONG, text_of, time_to_come
 from tallybook.extra.dashboard.view import Act, Pages, View
 
@@ -43,58 +41,47 @@ select {_COLUMNS}, s.args, s.priority, s.made_at from tallybook.subject as s
 async def subjects(view: View) -> Response:
     asked = {name: view.asked(name) for name in ("task", "state", "prefix")}
     place = {name: view.request.query_params.get(name) for name in ("after_task", "after_name", "after_scope")}
-    is_first, last = place["after_task"] is place["after_name"] is None, view.asked("after_node")
-    found: list[dict[str, Any]] = []
-    problem, after, looked_to = None, None, None
+    found, after, looked_to, problem = list[dict[str, Any]](), None, None, None
     try:
-        if asked["state"] and asked["state"] not in (*calls.STATES, "stopped"):
-            raise InvalidArgument(f"state must be one of stopped, {', '.join(calls.STATES)}")
-        said: dict[str, Any] = {name: text_of(name, asked[name]) for name in asked}
-        begin: dict[str, Any] = {}
-        if place["after_task"] is not None and place["after_name"] is not None:
-            begin = {name: text_of("the page", value or "") for name, value in place.items()}
-        names = [at.name for at in await view.site.nodes.known()]
-        passed = names[: names.index(last)] if last in names else []
-
-        async def read(conn: Conn, node: str) -> Found:
-            if node in passed:
-                return [], None, None
-            return await _page(conn, dict.fromkeys(place) | said | (begin if node == last else {}), node)
-
-        found, after, looked_to = _merged((await view.ask(read)).values())
-        for one in found:
-            one["error"] = error_view(one["error"]) if one["error"] else None
+        found, after, looked_to = await _page(view, asked, place)
     except WRONG as error:
         problem = str(error)
     return view.render(
-        "subjects.html", subjects=found, asked=asked, states=("stopped", *calls.STATES),
-        problem=problem, after=after, further=asked | (after or {}), looked_to=looked_to, first=is_first,
+        "subjects.html", subjects=found, asked=asked, states=("stopped", *calls.STATES), problem=problem, after=after,
+        further=asked | (after or {}), looked_to=looked_to, first=place["after_task"] is place["after_name"] is None,
     )  # fmt: skip
 
 
-Found = tuple[list[dict[str, Any]], dict[str, str] | None, dict[str, Any] | None]
-"""The matches; the start of the next page, if any; the last subject that was read, if a limit has ended the list."""
+async def _page(
+    view: View, asked: dict[str, str], place: dict[str, str | None]
+) -> tuple[list[dict[str, Any]], dict[str, str] | None, dict[str, Any] | None]:
+    """Return the matches, one node after another; the start of the next page, if any; the last subject that was read,
+    if a limit has ended the list.
+    """
+    if asked["state"] and asked["state"] not in (*calls.STATES, "stopped"):
+        raise InvalidArgument(f"state must be one of stopped, {', '.join(calls.STATES)}")
+    said: dict[str, Any] = {name: text_of(name, asked[name]) for name in asked}
+    begin, last = dict[str, Any](), view.asked("after_node")
+    if place["after_task"] is not None and place["after_name"] is not None:
+        begin = {name: text_of("the page", value or "") for name, value in place.items()}
+    names = [at.name for at in await view.site.nodes.known()]
+    passed = names[: names.index(last)] if last in names else []
+    most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
 
+    async def read(conn: Conn, node: str) -> list[dict[str, Any]]:
+        if node in passed:
+            return []
+        await conn.execute(_PLAN)
+        given = dict.fromkeys(place) | said | (begin if node == last else {})
+        return [one | {"node": node} for one in await rows(conn, _LIST, **given, looked=most)]
 
-def _merged(parts: Iterable[Found]) -> Found:
-    """Return one page of the lists of all nodes, one node after another."""
     found: list[dict[str, Any]] = []
-    for one, after, looked_to in parts:
-        found += one
+    for looked in (await view.ask(read)).values():
+        found += [one for one in looked if one["matches"]]
         if len(found) > _PAGE:
             return found[:_PAGE], _place(found[_PAGE - 1]), None
-        if after is not None:
-            return found, after, looked_to
-    return found, None, None
-
-
-async def _page(conn: Conn, said: dict[str, Any], node: str) -> Found:
-    await conn.execute(_PLAN)
-    most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
-    looked = await rows(conn, _LIST, **said, looked=most)
-    found = [one | {"node": node} for one in looked if one["matches"]]
-    if len(looked) == most:
-        return found, _place(looked[-1] | {"node": node}), looked[-1]
+        if len(looked) == most:
+            return found, _place(looked[-1]), looked[-1]
     return found, None, None
 
 
@@ -119,9 +106,8 @@ async def subject(view: View) -> Response:
             trace = await view.app.jobs.trace(**wanted, max_events=200, newest_first=True).on(conn)
             own = found["scope"] if found else ""
             events = events_of([event for event in trace if not own or event.queue == own])
-    error = error_view(found["error"]) if found and found["error"] else None
     status = 200 if found or events else 404
-    return view.render("subject.html", status=status, one=found, task=task, name=name, events=events, error=error)
+    return view.render("subject.html", status=status, one=found, task=task, name=name, events=events)
 
 
 def _subject(act: Act) -> tuple[str, str, str | None]:
@@ -135,10 +121,10 @@ def _subject(act: Act) -> tuple[str, str, str | None]:
 async def forget(act: Act) -> str:
     task, name, queue = _subject(act)
     became = await run(act.conn, calls.forget(task, name, queue))
-    if became != "forgotten":
-        act.nothing()
+    done = became == "forgotten"
+    await act.audit("subject.forget", {"task": task, "subject": name}, {"forgotten": done}, changed=done)
+    if not done:
         return "It runs: cancel its job first. Nothing was changed." if became == "active" else _NONE
-    await act.audit("subject.forget", {"task": task, "subject": name}, {"forgotten": True})
     act.then = "/subjects"
     return "The subject is forgotten: the next push creates a new one."
 
@@ -148,12 +134,12 @@ async def move(act: Act) -> str:
     task, name, queue = _subject(act)
     run_at = time_to_come(act.form("run_at"))
     became = await run(act.conn, calls.move(task, name, run_at, queue))
-    if became != "moved":
-        act.nothing()
-        why = {"unknown": _NONE, "pending": "It is already in line: it runs once a worker claims it."}
-        return why.get(became, f"It is {became}: only a planned subject can be moved.")
-    await act.audit("subject.move", {"task": task, "subject": name, "run_at": run_at.isoformat()}, {"moved": True})
-    return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
+    done, target = became == "moved", {"task": task, "subject": name, "run_at": run_at.isoformat()}
+    await act.audit("subject.move", target, {"moved": done}, changed=done)
+    if done:
+        return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
+    why = {"unknown": _NONE, "pending": "It is already in line: it runs once a worker claims it."}
+    return why.get(became, f"It is {became}: only a planned subject can be moved.")
 
 
 async def _job_of(act: Act) -> tuple[int, dict[str, Any]]:
