@@ -525,10 +525,9 @@ class App(Owner):
         """
         from tallybook._worker import entry
 
-        return await entry.drain(
-            self, dsn=dsn, queues=queues, nodes=nodes, max_jobs=max_jobs, max_seconds=max_seconds,
-            raise_on_failure=raise_on_failure,
-        )  # fmt: skip
+        seconds = max_seconds.total_seconds() if isinstance(max_seconds, timedelta) else max_seconds
+        limits = {"max_jobs": max_jobs, "max_seconds": seconds, "raise_on_failure": raise_on_failure}
+        return await entry.drain(self, dsn, queues, nodes, **limits)
 
     def __repr__(self) -> str:
         return f"<App {self.name}, {len(self.tasks)} tasks>"
