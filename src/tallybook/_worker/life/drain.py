@@ -119,15 +119,13 @@ def _timers(claims: Link, until: float | None, grace: float) -> list[asyncio.Tim
 
 
 async def _start(worker: Worker, until: float | None) -> None:
-    links, loop = (worker.maintenance_link, worker.claimer.link), asyncio.get_running_loop()
-    timers = [loop.call_later(_left(until), link.giving_up.set) for link in links]
+    giving_up = worker.maintenance_link.giving_up  # and that of the claims: see _timers
+    timer = asyncio.get_running_loop().call_later(_left(until), giving_up.set)
     try:
         await worker.start()
     finally:
-        for timer in timers:
-            timer.cancel()
-    for link in links:
-        link.giving_up.clear()
+        timer.cancel()
+    giving_up.clear()  # the ends are stored over this connection, and have more time
 
 
 def _report(worker: Worker, held: int) -> DrainReport:

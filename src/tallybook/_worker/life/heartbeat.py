@@ -106,21 +106,20 @@ class Heartbeat:
 
     def check(self, checked: Callable[[Connection], int]) -> int:
         """Connect, and return the schema version that `checked` expects; before `register`, one try as there."""
-        conn = self._connected()
+        conn = self._connect()
         with ThreadSocketTimeout(conn, _CHECK_ANSWER):
             self._expected = checked(conn)
         return self._expected
 
     def register(self) -> None:
         """Register the worker, before the thread starts; one try, which raises the driver's errors."""
-        conn = self._connected()
+        conn = self._connect()
         with ThreadSocketTimeout(conn, 2 * _MOST_ANSWER):
             self.worker_id = self._register(conn)
 
-    def _connected(self) -> Connection:
-        return self._connect() if self._conn is None or self._conn.closed else self._conn
-
     def _connect(self) -> Connection:
+        if self._conn is not None and not self._conn.closed:
+            return self._conn
         conn = connect(self._dsn, **CONNECT, application_name=f"tallybook {self._settings.name}"[:63])
         conn.prepare_threshold = None
         # A server crash may lose a heartbeat: it may lose everything about this worker.

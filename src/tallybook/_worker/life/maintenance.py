@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from tallybook._db.link import Link
@@ -12,7 +13,7 @@ from tallybook._maintenance.releases import FairRelease, Parents, Permits
 from tallybook._maintenance.services import Folder, Promoter, Pruner, Rebaser, Rescuer
 from tallybook._task.task import Owner
 from tallybook._worker.claim.claimer import Claimer
-from tallybook._worker.claim.sleeper import DEAL, PLACES, SCHEDULE, SETTLE
+from tallybook._worker.claim.sleeper import DEAL, PLACES, PROMOTE, SCHEDULE, SETTLE
 from tallybook._worker.jobs import Callbacks
 from tallybook._worker.settings import WorkerSettings
 
@@ -74,16 +75,11 @@ class Maintenance:
         ]  # fmt: skip
         parts = link, services, self.promoter, self.rescuer, watch
         self.loop = MaintenanceLoop(*parts, claimer.worker_id, claimer.idle_queues, claimer.looked)
+        self._heard: dict[str, Callable[[], object]] = {
+            SCHEDULE: self.clock.changed, SETTLE: self.parents.soon, PLACES: self.permits.soon,
+            DEAL: self.fairness.soon, PROMOTE: partial(self.promoter.at_latest_in, 0, behind=True),
+        }  # fmt: skip
 
     def heard(self, word: str) -> None:
         """Run the service that this notification of the listening session names."""
-        if word == SCHEDULE:
-            self.clock.changed()
-        elif word == SETTLE:
-            self.parents.soon()
-        elif word == PLACES:
-            self.permits.soon()
-        elif word == DEAL:
-            self.fairness.soon()
-        else:
-            self.promoter.at_latest_in(0, behind=True)
+        self._heard[word]()
