@@ -214,7 +214,7 @@ class Worker:
             if self.sleeper:
                 self._background.start(self.sleeper.run(), "listener")
             if self.settings.maintenance:
-                self._background.start(self.maintenance.loop.run(), "maintenance")
+                self._background.start(self.maintenance.run(), "maintenance")
                 self._background.start(self.maintenance.clock.serve(), "schedules")
             else:
                 log.info("no maintenance here: another worker must promote, rescue, fire schedules and prune")
