@@ -259,21 +259,6 @@ class App(Owner):
         option = "retry" if task is None else f"retry of task {task!r}"
         raise ConfigError(option, name, f"app {self.name!r} has no retry policy of that name", hint=hint)
 
-    def _check_tasks(self) -> None:
-        """Raise ConfigError unless policies, summaries, upgrades and on_dead of all tasks are valid; for workers."""
-        from tallybook._app.catalogue import check
-
-        for task in self.tasks.values():
-            _ = task.retry  # its policy is declared
-        check(self.name, self.tasks, self._names)
-        self._declared_schedules()
-
-    def _catalogue(self) -> list[dict[str, Any]]:
-        """Describe each task, as workers store it and `tallybook task list` shows it."""
-        from tallybook._app.catalogue import catalogue
-
-        return catalogue(self.name, self.tasks, self._names)
-
     def lifespan(self, fn: Hook) -> Hook:
         """Open shared resources once per worker process or drain: an async generator function that yields once.
 

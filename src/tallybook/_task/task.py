@@ -58,8 +58,6 @@ class Owner(Source):
     """The task names that its jobs may have: names and aliases of its tasks."""
     providers: Providers
     _putting: Callable[[JobCall], Call[Job]]
-    _check_tasks: Callable[[], None]
-    _catalogue: Callable[[], list[dict[str, Any]]]
     _declared_schedules: Callable[[], list[dict[str, Any]]]
 
     def __init__(self, name: str, dsn: str | None, sessions: tuple[Callable[[], Any], ...]) -> None:

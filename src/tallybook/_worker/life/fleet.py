@@ -24,6 +24,7 @@ from tallybook._db.policy import first_line
 from tallybook._maintenance.service import ends_or, happens
 from tallybook._model.at_node import At, at_node
 from tallybook._model.rate import ConcurrencyRule, RateRule
+from tallybook._task.catalogue import check_tasks
 from tallybook._task.task import Owner
 from tallybook._worker.claim.shares import Shares
 from tallybook._worker.life import on_record
@@ -108,7 +109,7 @@ class Fleet:
 
     def __init__(self, app: Owner, dsn: str, which: str, settings: WorkerSettings) -> None:
         _check(app, settings)
-        app._check_tasks()
+        check_tasks(app)
         self.app = app
         self.settings = settings
         self.each = replace(settings, metrics_port=None, metrics_host=LOOPBACK)

@@ -14,6 +14,7 @@ from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance import services
 from tallybook._maintenance.service import ends_or
 from tallybook._model.at_node import at_node
+from tallybook._task.catalogue import catalogue, check_tasks
 from tallybook._task.task import Owner
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import CANCEL, Sleeper
@@ -95,7 +96,7 @@ class Worker:
             "claims": self.claimer.link, "ends": finishes, "maintenance": self.maintenance_link, "handlers": handlers,
         }  # fmt: skip
         self.stopping = Stopping(settings, self.book, self.claimer.admission, self.runner, self.finisher)
-        app._check_tasks()
+        check_tasks(app)
         self.heartbeat: Heartbeat | None = None
         self.watchdog: Watchdog | None = None
         self.telemetry = Telemetry(settings, dsn, self) if settings.metrics_port is not None else None
@@ -164,7 +165,7 @@ class Worker:
             self._session_dsn if session else self.dsn,
             self.settings,
             list(self._app._names),
-            json.dumps(self._app._catalogue()),
+            json.dumps(catalogue(self._app)),
             self.book,
             session=session,
             on_cancel=lambda *said: loop.call_soon_threadsafe(self.runner.cancel, *said),
