@@ -144,7 +144,6 @@ class App(Owner):
                 raise ConfigError("session", maker, "not a sessionmaker", hint="Write session=sessionmaker(engine)")
         self.tasks: dict[str, Task[..., Any]] = {}
         self._names: dict[str, Task[..., Any]] = {}
-        self._retry_policies: dict[str, Backoff] = {}
         self._declared: dict[str, InCode] = {}
         """The schedules in code, by name."""
         self._included: list[Owner] = []
@@ -247,17 +246,6 @@ class App(Owner):
         """
         check_name("retry_policy", name, 64)
         return _add("retry_policy", self._retry_policies, name, as_policy(policy, option=f"retry_policy {name!r}"))
-
-    def _policy(self, name: str, *, task: str | None = None) -> Backoff:
-        if name in self._retry_policies:
-            return self._retry_policies[name]
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, self._retry_policies, 3)
-        known = " or ".join(map(repr, near)) or ", ".join(map(repr, sorted(self._retry_policies)))
-        hint = f"Did you mean {known}?" if near else f"It has {known or 'none'}; declare it by app.retry_policy(...)"
-        option = "retry" if task is None else f"retry of task {task!r}"
-        raise ConfigError(option, name, f"app {self.name!r} has no retry policy of that name", hint=hint)
 
     def lifespan(self, fn: Hook) -> Hook:
         """Open shared resources once per worker process or drain: an async generator function that yields once.

@@ -70,12 +70,21 @@ class Owner(Source):
         self._also_serves: set[str] = set()
         """Queues that a worker without a list of queues serves, in addition to those of its tasks."""
         # Declared in code, by name.
+        self._retry_policies: dict[str, Backoff] = {}
         self._rate_rules: dict[str, RateRule] = {}
         self._concurrency_rules: dict[str, ConcurrencyRule] = {}
         self._breaker_rules: dict[str, BreakerRule] = {}
 
     def _policy(self, name: str, *, task: str | None = None) -> Backoff:
-        raise NotImplementedError
+        if name in self._retry_policies:
+            return self._retry_policies[name]
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, self._retry_policies, 3)
+        known = " or ".join(map(repr, near)) or ", ".join(map(repr, sorted(self._retry_policies)))
+        hint = f"Did you mean {known}?" if near else f"It has {known or 'none'}; declare it by app.retry_policy(...)"
+        option = "retry" if task is None else f"retry of task {task!r}"
+        raise ConfigError(option, name, f"app {self.name!r} has no retry policy of that name", hint=hint)
 
 
 class BoundTask(Generic[P, R_co]):
