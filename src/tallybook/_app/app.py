@@ -164,7 +164,6 @@ class App(Owner):
     @overload
     def task(self, /, **options: Unpack[AtomicOptions]) -> _AtomicDecorator: ...
 
-    @declaring.signed
     def task(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Make a task from a function, async or plain. The function stays callable.
 
@@ -504,6 +503,10 @@ class App(Owner):
 
     def __repr__(self) -> str:
         return f"<App {self.name}, {len(self.tasks)} tasks>"
+
+
+# `help` and other readers find the options with their defaults.
+App.task.__signature__ = inspect.signature(declaring.task)  # type: ignore[attr-defined]
 
 
 def _add(option: str, declared: dict[str, R], name: str, one: R) -> R:

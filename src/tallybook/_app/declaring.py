@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 from tallybook._model.backoff import NoRetry, Retry, as_policy, checked_no_retry
 from tallybook._model.contract import Contract, Exclusive, Execution
@@ -16,8 +15,6 @@ from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
     from tallybook._model.schedule import Timing
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Options(TypedDict, total=False):
@@ -123,12 +120,6 @@ def task(
         return declared
 
     return declare if fn is None else declare(fn)
-
-
-def signed(method: F) -> F:
-    """Give App.task a signature with the options and their defaults, for `help` and other readers."""
-    method.__signature__ = inspect.signature(task)  # type: ignore[attr-defined]
-    return method
 
 
 def _follower(app: Any, on_dead: object) -> str | None:
