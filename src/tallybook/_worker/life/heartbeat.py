@@ -90,8 +90,8 @@ class Heartbeat:
     on_fail: Callable[[Exception], object]
     lag: Callable[[], float | None]
     worker_id: int = 0
+    expected: int = 0
     _conn: Connection | None = None
-    _expected: int = 0
     _beats_as: int = 0
     _timeline: str = ""
     _stopping: bool = False
@@ -104,12 +104,11 @@ class Heartbeat:
         self._ear.setblocking(False)
         self._mouth.setblocking(False)
 
-    def check(self, checked: Callable[[Connection], int]) -> int:
-        """Connect, and return the schema version that `checked` expects; before `register`, one try as there."""
+    def check(self, checked: Callable[[Connection], int]) -> None:
+        """Connect, and keep the schema version that `checked` expects; before `register`, one try as there."""
         conn = self._connect()
         with ThreadSocketTimeout(conn, _CHECK_ANSWER):
-            self._expected = checked(conn)
-        return self._expected
+            self.expected = checked(conn)
 
     def register(self) -> None:
         """Register the worker, before the thread starts; one try, which raises the driver's errors."""
@@ -234,7 +233,7 @@ class Heartbeat:
         if conn is None:
             return
         with ThreadSocketTimeout(conn, self._answer):
-            error = refusal(conn, self._expected)
+            error = refusal(conn, self.expected)
         if error is not None:
             self.on_fail(error)
 

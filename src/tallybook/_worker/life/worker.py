@@ -102,7 +102,6 @@ class Worker:
         self.telemetry = Telemetry(settings, dsn, self) if settings.metrics_port is not None else None
         self._background = Background(self._fail)
         self._failed: BaseException | None = None
-        self._expected = 0
         self._drains = drains
         self._starting: asyncio.Task[None] | None = None
 
@@ -174,7 +173,7 @@ class Worker:
             lag=lambda: self.watchdog.lag(self) if self.watchdog else None,
         )
         check = partial(on_record.checked, self._app, self.settings.queues, self.part, not self._drains)
-        self._expected = await self.maintenance_link.until(partial(self.heartbeat.check, check))
+        await self.maintenance_link.until(partial(self.heartbeat.check, check))
         await self.claimer.link.first()
         await self.runner.handlers.open()
         if self.runner.tracing is not None:
@@ -235,7 +234,8 @@ class Worker:
         finally:
             await self._close()
             if self._failed:
-                raise await aside(on_record.explained, self._failed, self.dsn, self._expected)
+                expected = self.heartbeat.expected if self.heartbeat else 0
+                raise await aside(on_record.explained, self._failed, self.dsn, expected)
 
     async def _begin(self) -> None:
         self._starting = asyncio.create_task(self.start(), name="tallybook-start")
