@@ -101,14 +101,11 @@ class Maintenance:
         ]  # fmt: skip
         self._look_at = 0.0
         self._clocks = (math.inf, 0.0)  # the server's clock and the loop's clock at the last check
-        self._heard: dict[str, Callable[[], object]] = {
-            SCHEDULE: self.clock.changed, SETTLE: self.parents.soon, PLACES: self.permits.soon,
-            DEAL: self.fairness.soon, PROMOTE: partial(self.promoter.at_latest_in, 0, behind=True),
-        }  # fmt: skip
-
-    def heard(self, word: str) -> None:
-        """Run the service that this notification of the listening session names."""
-        self._heard[word]()
+        if claimer.sleeper is not None:
+            claimer.sleeper.heard |= {
+                SCHEDULE: self.clock.changed, SETTLE: self.parents.soon, PLACES: self.permits.soon,
+                DEAL: self.fairness.soon, PROMOTE: partial(self.promoter.at_latest_in, 0, behind=True),
+            }  # fmt: skip
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -87,7 +87,7 @@ class Worker:
         calls = Handlers(app, Verbs(handlers, self._session_dsn), self.atomic, common, owns=place is None)
         self.runner = Runner(app, self.book, self.finisher, calls, settings)
         listens = self._session_dsn, settings.name, list(settings.queues)
-        self.sleeper = Sleeper(*listens, on_word=self._on_word) if settings.notify else None
+        self.sleeper = Sleeper(*listens, {CANCEL: self._beat_now}) if settings.notify else None
         parts = self.book, self.runner, self.finisher, self.sleeper
         self.claimer = Claimer(dsn, settings, *parts, worker_id=self._id)
         self.maintenance = Maintenance(app, self.maintenance_link, settings, self.claimer, self.book.on, home=part.home)
@@ -149,9 +149,6 @@ class Worker:
             log.error(message, left, extra={"event": "worn out"})
             self.stopping.worn_out = True
             self._place.worn_out() if self._place else self.stop()
-
-    def _on_word(self, word: str) -> None:
-        self._beat_now() if word == CANCEL else self.maintenance.heard(word)
 
     async def start(self) -> None:
         """Connect, check the schema, register, open the lifespans. Waits for a server that is not up."""
