@@ -88,7 +88,10 @@ class Owner(Source):
 
 
 class BoundTask(Generic[P, R_co]):
-    """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times."""
+    """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times.
+
+    A Task is one with its own options.
+    """
 
     __slots__ = ("_exclusive", "_keyed", "app", "args", "name", "options")
 

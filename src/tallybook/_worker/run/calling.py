@@ -189,12 +189,13 @@ class Handlers:
         context.run(current_job.set, job)
         fn = self._atomic.wrap(job, known) if known.atomic else known.fn
         in_thread = not known.is_async and not known.execution.process
-        if known.wants_context or self._app._arounds or (in_thread and self._app._thread_arounds):
+        arounds = self._app._arounds
+        if known.wants_context or arounds or (in_thread and self._app._thread_arounds):
             ctx = self._contexts(job, atomic=bool(known.atomic))
             positional = [ctx, *positional] if known.wants_context else positional
             if in_thread and self._app._thread_arounds:
                 fn = _surrounded(fn, self._app._thread_arounds, ctx)
-        if self._app._arounds:
+        if arounds:
             coroutine = self._around(job, ctx, known, fn, positional, named)
         elif known.is_async:
             coroutine = fn(*positional, **named)
