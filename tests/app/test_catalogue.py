@@ -14,6 +14,7 @@ from support.cli import invoke as run
 from support.workers import eventually, working
 from tallybook import App, Constant, Context, Exponential, Linear
 from tallybook._cli.loading import load_app
+from tallybook._task.catalogue import catalogue, check_tasks
 from tallybook.errors import ConfigError
 from tallybook.testing import drain
 
@@ -161,7 +162,7 @@ def test_a_task_with_any_arguments_may_name_any() -> None:
     @app.task(summary="{anything}")
     async def f(**rest: int) -> None: ...
 
-    app._check_tasks()
+    check_tasks(app)
 
 
 def test_summaries_are_shown_wherever_jobs_are_listed(dsn: str, db: Any) -> None:
@@ -302,7 +303,7 @@ def test_how_a_task_is_run_is_on_record() -> None:
     """S2-15: the catalogue has a task's timeout, process, memory and env, and no option that is not set."""
     app = App("shop")
     app.task(timeout="30 s", process=True, memory="512 MB", env=("TALLYBOOK_DSN",))(_own)
-    (one,) = app._catalogue()
+    (one,) = catalogue(app)
     said = one["definition"]
     found = (said["timeout"], said["process"], said["memory"], said["env"])
     assert found == ("30 s", True, 512 << 20, ["TALLYBOOK_DSN"])

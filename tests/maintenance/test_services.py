@@ -151,7 +151,7 @@ async def test_a_new_interval_reaches_a_running_worker(
     for name in ("promote", "rescue", "rebase"):
         app.services.set(name, "1 hour").sync(db)
     async with working(app, dsn, rescue_look=timedelta(hours=1)) as worker:
-        looks = counted(worker.maintenance.loop, "look", monkeypatch)
+        looks = counted(worker.maintenance, "look", monkeypatch)
         app.services.set("rebase", "100 ms").sync(db)
         # With the new interval ten looks take a second; before it, looks are at least four seconds apart.
         await eventually(lambda: worker.maintenance.rebaser.every == 0.1, "it has learned")
@@ -197,7 +197,7 @@ async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
             lambda: worker.claimer.asleep and (worker.sleeper is None or worker.sleeper.clear), "it sleeps"
         )
         db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 1}')")
-        looks = counted(worker.maintenance.loop, "look", monkeypatch)
+        looks = counted(worker.maintenance, "look", monkeypatch)
         await eventually(lambda: ran or looks.call_count >= 8, "it ran, or looked eight times")
         assert bool(ran) is rides
 
@@ -213,7 +213,7 @@ async def test_an_idle_claimer_leaves_the_look_to_the_services(
             lambda: worker.claimer.asleep and (worker.sleeper is None or worker.sleeper.clear), "it sleeps"
         )
         claims = counted(worker.claimer, "_claim", monkeypatch)
-        looks = counted(worker.maintenance.loop, "look", monkeypatch)
+        looks = counted(worker.maintenance, "look", monkeypatch)
         await eventually(lambda: looks.call_count >= 10, "ten looks")
         assert claims.call_count <= 1
 

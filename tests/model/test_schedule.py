@@ -9,6 +9,7 @@ import pytest
 from tallybook import App
 from tallybook._model.cron import rule
 from tallybook._model.schedule import Plan, Timing, described, due, plan
+from tallybook._task.catalogue import check_tasks
 from tallybook.errors import ConfigError, ExpressionError
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -145,4 +146,4 @@ def test_a_scheduled_task_needs_no_args() -> None:
     async def report(lang: str) -> None: ...
 
     with pytest.raises(ConfigError, match=r"app\.schedule\('report', report\.job"):
-        app._check_tasks()
+        check_tasks(app)

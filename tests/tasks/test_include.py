@@ -9,6 +9,7 @@ import pytest
 
 from support.outside import HttpServer, provider, serving, smtp_server
 from tallybook import App, Constant, Context
+from tallybook._task.catalogue import check_tasks
 from tallybook.errors import ConfigError, DuplicateTask, SignatureError
 from tallybook.extra.tasks import email, http, new_signing_secret, webhook
 from tallybook.testing import drain, drain_async
@@ -62,7 +63,7 @@ async def test_an_included_task_has_the_app_and_its_policies(dsn: str, db: Any) 
 
     app.include(shared)
     with pytest.raises(ConfigError, match="no retry policy"):
-        app._check_tasks()
+        check_tasks(app)
     app.retry_policy("patient", Constant(timedelta(hours=5)))
     job = await shared.enqueue(app, 3)
     await drain_async(app)

@@ -13,6 +13,7 @@ from support.hands import put
 from support.workers import Jobs, eventually, given_up, working
 from tallybook import App, Context
 from tallybook._db.ends import UNCLAIM
+from tallybook._task.task import job_of_rows
 from tallybook.errors import ConfigError
 from tallybook.testing import travel
 
@@ -340,4 +341,4 @@ def test_a_query_gives_no_key(app: App) -> None:
     async def report(n: int) -> None: ...
 
     with pytest.raises(ConfigError, match="it cannot be filled from the args of the query's rows"):
-        report.with_().job_of_rows()
+        job_of_rows(report.with_())

@@ -9,6 +9,7 @@ import pytest
 from support.waiting import wait_until
 from support.worker_process import Workers
 from tallybook import App, Constant, Context, Dead
+from tallybook._task.catalogue import check_tasks
 from tallybook.errors import ConfigError
 from tallybook.testing import drain
 
@@ -203,7 +204,7 @@ def declared(on_dead: Any) -> App:
 @pytest.mark.parametrize("name", ["good", "with_context"])
 def test_what_on_dead_may_name(name: str) -> None:
     """S1-25: it may be a task of the app with exactly the five args, with or without a Context."""
-    declared(name)._check_tasks()
+    check_tasks(declared(name))
 
 
 @pytest.mark.parametrize(

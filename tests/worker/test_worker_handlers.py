@@ -2,8 +2,10 @@
 
 import asyncio
 import contextvars
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -527,3 +529,27 @@ async def test_ends_are_told_in_one_statement(app: App, dsn: str, db: Any, monke
             lambda: db.execute("select count(*) from tallybook.scheduled").fetchone() == (10,), "ten in backoff"
         )
     assert sum(flushes) == 10 and max(flushes) > 1
+
+
+async def test_a_failure_leaves_nothing_of_its_handler(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """A worker keeps no exception of a handler that failed, since that would hold the locals of its frames."""
+    frames: list[weakref.ref[Any]] = []
+
+    class Local:
+        pass
+
+    @app.task(max_attempts=1)
+    async def bad() -> None:
+        local = Local()
+        frames.append(weakref.ref(local))
+        raise ValueError
+
+    @app.task
+    async def fine() -> None:
+        await asyncio.sleep(0)
+
+    async with working(app, dsn):
+        (info,) = await jobs.ends(bad.enqueue_sync(db))
+        await jobs.ends(fine.enqueue_sync(db))  # the last flush is kept until the next one
+        gc.collect()
+        assert [info.state, *(frame() for frame in frames)] == ["dead", None]

@@ -144,7 +144,6 @@ class App(Owner):
                 raise ConfigError("session", maker, "not a sessionmaker", hint="Write session=sessionmaker(engine)")
         self.tasks: dict[str, Task[..., Any]] = {}
         self._names: dict[str, Task[..., Any]] = {}
-        self._retry_policies: dict[str, Backoff] = {}
         self._declared: dict[str, InCode] = {}
         """The schedules in code, by name."""
         self._included: list[Owner] = []
@@ -165,7 +164,6 @@ class App(Owner):
     @overload
     def task(self, /, **options: Unpack[AtomicOptions]) -> _AtomicDecorator: ...
 
-    @declaring.signed
     def task(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Make a task from a function, async or plain. The function stays callable.
 
@@ -247,32 +245,6 @@ class App(Owner):
         """
         check_name("retry_policy", name, 64)
         return _add("retry_policy", self._retry_policies, name, as_policy(policy, option=f"retry_policy {name!r}"))
-
-    def _policy(self, name: str, *, task: str | None = None) -> Backoff:
-        if name in self._retry_policies:
-            return self._retry_policies[name]
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, self._retry_policies, 3)
-        known = " or ".join(map(repr, near)) or ", ".join(map(repr, sorted(self._retry_policies)))
-        hint = f"Did you mean {known}?" if near else f"It has {known or 'none'}; declare it by app.retry_policy(...)"
-        option = "retry" if task is None else f"retry of task {task!r}"
-        raise ConfigError(option, name, f"app {self.name!r} has no retry policy of that name", hint=hint)
-
-    def _check_tasks(self) -> None:
-        """Raise ConfigError unless policies, summaries, upgrades and on_dead of all tasks are valid; for workers."""
-        from tallybook._app.catalogue import check
-
-        for task in self.tasks.values():
-            _ = task.retry  # its policy is declared
-        check(self.name, self.tasks, self._names)
-        self._declared_schedules()
-
-    def _catalogue(self) -> list[dict[str, Any]]:
-        """Describe each task, as workers store it and `tallybook task list` shows it."""
-        from tallybook._app.catalogue import catalogue
-
-        return catalogue(self.name, self.tasks, self._names)
 
     def lifespan(self, fn: Hook) -> Hook:
         """Open shared resources once per worker process or drain: an async generator function that yields once.
@@ -525,13 +497,16 @@ class App(Owner):
         """
         from tallybook._worker import entry
 
-        return await entry.drain(
-            self, dsn=dsn, queues=queues, nodes=nodes, max_jobs=max_jobs, max_seconds=max_seconds,
-            raise_on_failure=raise_on_failure,
-        )  # fmt: skip
+        seconds = max_seconds.total_seconds() if isinstance(max_seconds, timedelta) else max_seconds
+        limits = {"max_jobs": max_jobs, "max_seconds": seconds, "raise_on_failure": raise_on_failure}
+        return await entry.drain(self, dsn, queues, nodes, **limits)
 
     def __repr__(self) -> str:
         return f"<App {self.name}, {len(self.tasks)} tasks>"
+
+
+# `help` and other readers find the options with their defaults.
+App.task.__signature__ = inspect.signature(declaring.task)  # type: ignore[attr-defined]
 
 
 def _add(option: str, declared: dict[str, R], name: str, one: R) -> R:

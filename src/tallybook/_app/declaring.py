@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
-from tallybook._model.backoff import Backoff, NoRetry, Retry, as_policy, checked_no_retry
+from tallybook._model.backoff import NoRetry, Retry, as_policy, checked_no_retry
 from tallybook._model.contract import Contract, Exclusive, Execution
 from tallybook._model.options import Options, check_name
 from tallybook._task import Task
@@ -16,8 +15,6 @@ from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
     from tallybook._model.schedule import Timing
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Options(TypedDict, total=False):
@@ -99,7 +96,10 @@ def task(
     if isinstance(unique, str):
         hint = f"Write unique=({unique!r},) for one job per value of that argument, or with_(unique=...) for a key"
         raise ConfigError("unique", unique, "one key for all jobs of a task", hint=hint)
-    policy, final = _policy_or_name(retry), checked_no_retry(no_retry)
+    if isinstance(retry, str):
+        check_name("retry", retry, 64)
+    policy = retry if retry is None or isinstance(retry, str) else as_policy(retry)
+    final = checked_no_retry(no_retry)
     options = Options(queue, priority, unique, max_attempts=max_attempts, limits=limits, fair_key=fair_key)
     alone = Exclusive.checked(exclusive, on_busy)
     contract = Contract(version, aliases, summary, _follower(app, on_dead))
@@ -122,12 +122,6 @@ def task(
     return declare if fn is None else declare(fn)
 
 
-def signed(method: F) -> F:
-    """Give App.task a signature with the options and their defaults, for `help` and other readers."""
-    method.__signature__ = inspect.signature(task)  # type: ignore[attr-defined]
-    return method
-
-
 def _follower(app: Any, on_dead: object) -> str | None:
     if not isinstance(on_dead, Task):
         if on_dead is None or isinstance(on_dead, str):
@@ -136,13 +130,6 @@ def _follower(app: Any, on_dead: object) -> str | None:
     if on_dead.app is not app:
         raise ConfigError("on_dead", on_dead, f"a task of another app than {app.name!r}")
     return on_dead.name
-
-
-def _policy_or_name(retry: Retry | str | None) -> Backoff | str | None:
-    if isinstance(retry, str):
-        check_name("retry", retry, 64)
-        return retry
-    return None if retry is None else as_policy(retry)
 
 
 def _timing(schedule: str | timedelta | None, **given: Any) -> Timing | None:

@@ -17,6 +17,7 @@ from tallybook._model.cron import rule
 from tallybook._model.job import JobCall
 from tallybook._model.schedule import Timing, check_query, described
 from tallybook._task import BoundTask, Task
+from tallybook._task.task import job_of_rows
 from tallybook.errors import ConfigError, InvalidArgument, SignatureError
 
 T = TypeVar("T")
@@ -122,10 +123,10 @@ def scheduled_job(job: JobCall | Task[..., Any] | BoundTask[..., Any], query: st
         if not isinstance(job, JobCall):
             raise InvalidArgument(f"a {type(job).__name__} is not a job", hint="Describe it by task.job(...)")
         return job
-    if not isinstance(job, Task | BoundTask):
+    if not isinstance(job, BoundTask):
         hint = "Give the task, or task.with_(...): the rows of the query have the args"
         raise InvalidArgument(f"a {type(job).__name__} is not a task", hint=hint)
-    return job._with_options().job_of_rows()
+    return job_of_rows(job)
 
 
 def preview(found: ScheduleInfo, now: datetime, n: int) -> list[datetime]:

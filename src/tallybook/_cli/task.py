@@ -42,10 +42,12 @@ task = click.Group(
 
 def _found(db: Db, target: str | None) -> list[dict[str, Any]]:
     if target is not None:
+        from tallybook._task.catalogue import catalogue, check_tasks
+
         app = load_app(target)
-        app._check_tasks()
+        check_tasks(app)
         unknown = {"workers": None, "registered_at": None}
-        return [{"aliases": [], **one, "on_dead": one.get("on_dead_task"), **unknown} for one in app._catalogue()]
+        return [{"aliases": [], **one, "on_dead": one.get("on_dead_task"), **unknown} for one in catalogue(app)]
     return [loads(row) for row in db.texts(_LIST)]
 
 

@@ -24,6 +24,7 @@ from tallybook._cli.loading import app_option, load_app
 from tallybook._db.aside import aside
 from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
+from tallybook._task.catalogue import check_tasks
 from tallybook._worker import logs
 from tallybook._worker.entry import app_queues, demand_tasks, prepared
 from tallybook._worker.life import signals, supervisor
@@ -98,7 +99,7 @@ def worker(
     for task in app.tasks.values():
         _ = task.wants_context  # SignatureError now, not at its first job
         children.check(task)
-    app._check_tasks()
+    check_tasks(app)
     if dsn:
         app.dsn = dsn  # a handler that enqueues with the app uses the database of its job
     if queues is None:

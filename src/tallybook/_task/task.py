@@ -28,7 +28,7 @@ from tallybook._db import calls
 from tallybook._db.declared import Call
 from tallybook._db.source import Source, demand_loop
 from tallybook._db.sync import kind_of, refused, transaction_kind
-from tallybook._db.verb import AsyncConn, SyncConn, Verb, run, run_sync, traced
+from tallybook._db.verb import AsyncConn, Made, SyncConn, Verb, run, run_sync, traced
 from tallybook._model.backoff import DEFAULT, Backoff
 from tallybook._model.contract import PLAIN, Contract, Exclusive, Execution, Upgrade
 from tallybook._model.job import Job, JobCall, Parent, checked_after
@@ -58,8 +58,6 @@ class Owner(Source):
     """The task names that its jobs may have: names and aliases of its tasks."""
     providers: Providers
     _putting: Callable[[JobCall], Call[Job]]
-    _check_tasks: Callable[[], None]
-    _catalogue: Callable[[], list[dict[str, Any]]]
     _declared_schedules: Callable[[], list[dict[str, Any]]]
 
     def __init__(self, name: str, dsn: str | None, sessions: tuple[Callable[[], Any], ...]) -> None:
@@ -72,18 +70,38 @@ class Owner(Source):
         self._also_serves: set[str] = set()
         """Queues that a worker without a list of queues serves, in addition to those of its tasks."""
         # Declared in code, by name.
+        self._retry_policies: dict[str, Backoff] = {}
         self._rate_rules: dict[str, RateRule] = {}
         self._concurrency_rules: dict[str, ConcurrencyRule] = {}
         self._breaker_rules: dict[str, BreakerRule] = {}
 
     def _policy(self, name: str, *, task: str | None = None) -> Backoff:
-        raise NotImplementedError
+        if name in self._retry_policies:
+            return self._retry_policies[name]
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, self._retry_policies, 3)
+        known = " or ".join(map(repr, near)) or ", ".join(map(repr, sorted(self._retry_policies)))
+        hint = f"Did you mean {known}?" if near else f"It has {known or 'none'}; declare it by app.retry_policy(...)"
+        option = "retry" if task is None else f"retry of task {task!r}"
+        raise ConfigError(option, name, f"app {self.name!r} has no retry policy of that name", hint=hint)
 
 
-class _Both(Generic[P, R_co]):
-    """What Task and BoundTask have in common. The module of subjects is imported at its first use."""
+class BoundTask(Generic[P, R_co]):
+    """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times.
 
-    __slots__ = ()
+    A Task is one with its own options.
+    """
+
+    __slots__ = ("_exclusive", "_keyed", "app", "args", "name", "options")
+
+    def __init__(self, owner: Task[P, R_co], options: Options) -> None:
+        self.options = options
+        self.app: Owner = owner.app
+        self.name: str = owner.name
+        self.args: ArgsModel = owner.args
+        self._exclusive = owner.exclusive.limits(owner.name) if owner.exclusive else ()
+        self._keyed = options.unique is not None and options.unique is not False
 
     if not TYPE_CHECKING:
 
@@ -92,7 +110,51 @@ class _Both(Generic[P, R_co]):
             hint = "" if ours is None else f". Here it is .{ours}" if ours[0] != "(" else f". Here it is {ours}"
             raise AttributeError(f"{type(self).__name__!r} has no {name!r}{hint}", name=name, obj=self)
 
-    _with_options: Callable[[], BoundTask[P, R_co]]
+    def enqueue(self, conn: AsyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
+        """Enqueue one job in `conn`'s transaction: workers see it after the commit, and never after a rollback.
+
+        `conn` is a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection; or
+        the App, which uses its own connection and commits at once. Raises SignatureError and PayloadError before
+        anything is sent, ConnectionNotSupported for any other object, and NotSupported if no event loop runs.
+
+            job = await send_welcome.enqueue(conn, 42, lang="de")
+        """
+        demand_loop("enqueue")
+        return self._enqueue(conn, args, kwargs)
+
+    def enqueue_sync(self, conn: SyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
+        """Enqueue one job in `conn`'s transaction, like `enqueue`, without an event loop.
+
+        `conn` is a psycopg Connection, a SQLAlchemy Session or Connection, a Django connection or its alias; or the
+        App, which opens a connection for it and commits at once.
+
+            job = send_welcome.enqueue_sync(session, 42, lang="de")
+        """
+        return run_sync(conn, self._made(conn, args, kwargs, sync=True))
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
+        """Describe a job, checked and encoded, for `app.enqueue_many`. Raises SignatureError, PayloadError.
+
+        report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
+        """
+        if isinstance(self.options.retry, str):
+            self.app._policy(self.options.retry)  # a typo is found here, not when the job fails
+        text = encode(self.args.bind(args, kwargs), task=self.name)
+        keyed = self.options.limits or self.options.fair_key or self._exclusive
+        options = self._keys_filled(text) if keyed else self.options
+        return JobCall(self.name, text, self._key(text) if self._keyed else None, options)
+
+    async def _enqueue(self, conn: object, args: Any, kwargs: Any) -> Job[R_co]:
+        return await run(conn, self._made(conn, args, kwargs, sync=False))
+
+    def _made(self, conn: object, args: Any, kwargs: Any, *, sync: bool) -> Made[Job]:
+        try:
+            job = self.job(*args, **kwargs)
+        except SignatureError:
+            if kind_of(conn) or isinstance(conn, Source):
+                raise
+            raise refused(conn, "enqueue", sync=sync) from None  # the connection was forgotten
+        return traced(self.app._tracing, job, self.app._putting if self.options.after else calls.enqueue)
 
     def subject(self, name: str) -> TaskSubject[P]:
         """Return the subject of this name (1 to 512 bytes), to push, upsert, read or forget it. Sends nothing yet.
@@ -101,7 +163,7 @@ class _Both(Generic[P, R_co]):
         """
         from tallybook._task.subject import TaskSubject
 
-        return TaskSubject(self._with_options(), name)
+        return TaskSubject(self, name)
 
     def append(self, *args: P.args, **kwargs: P.kwargs) -> Verb[SubjectReport]:
         """Create a subject with a new name, to run at once; the report has the name.
@@ -110,11 +172,44 @@ class _Both(Generic[P, R_co]):
         """
         from tallybook._task.subject import appending
 
-        bound = self._with_options()
-        return Verb(bound.app, traced(bound.app._tracing, bound.job(*args, **kwargs), appending), "append")
+        return Verb(self.app, traced(self.app._tracing, self.job(*args, **kwargs), appending), "append")
+
+    def _keys_filled(self, text: str) -> Options:
+        """Return the options with the args filled into the limits' keys and the fair key."""
+        limits, fair = self.options.limits + self._exclusive, self.options.fair_key
+        if not self._exclusive and not any("{" in key for key in (*limits, fair or "")):
+            return self.options
+        args = json.loads(text)
+        limits = tuple(self._filled("limits", key, args) for key in limits)
+        return replace(self.options, limits=limits, fair_key=fair and self._filled("fair_key", fair, args))
+
+    def _filled(self, option: str, key: str, args: Mapping[str, Any]) -> str:
+        def value(found: re.Match[str]) -> str:
+            check_arguments(option, (found[1],), self.name, (found[1],), self.args.names)
+            given = args.get(found[1])
+            if isinstance(given, bool) or not isinstance(given, str | int):
+                reason = f"argument {found[1]!r} is neither a string nor an integer here"
+                raise ConfigError(option, key, reason, hint=f"Name the key by with_({option}=...)")
+            return str(given)
+
+        return re.sub(r"\{(\w+)\}", value, key)
+
+    def _key(self, text: str) -> str:
+        unique = self.options.unique
+        if isinstance(unique, str):
+            return unique
+        args = json.loads(text)
+        if isinstance(unique, tuple):
+            check_arguments("unique", unique, self.name, unique, self.args.names)
+            args = {name: args[name] for name in unique if name in args}
+        canonical = json.dumps(args, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} with {self.options}>"
 
 
-class Task(_Both[P, R_co]):
+class Task(BoundTask[P, R_co]):
     """A function that jobs run, made by `@app.task`. Calling it only calls the function.
 
     `name` is stored with each job; SQL producers and older releases of the program rely on it. `fn` is the function,
@@ -152,7 +247,6 @@ class Task(_Both[P, R_co]):
         self.name = fn.__name__ if name is None else name
         check_name("name", self.name, 200)
         self.is_async = inspect.iscoroutinefunction(fn)
-        self.options = options
         self.queue = options.queue
         self.priority = options.priority
         self.max_attempts = options.max_attempts
@@ -160,7 +254,7 @@ class Task(_Both[P, R_co]):
         self._retry = DEFAULT if retry is None or isinstance(retry, str) else retry
         self.no_retry = no_retry
         self.execution = execution
-        self.exclusive = exclusive
+        self.exclusive: Exclusive | None = exclusive
         self.guarded = execution is not PLAIN
         if not isinstance(atomic, bool | str) or atomic == "":
             raise ConfigError("atomic", atomic, "neither True nor False", hint="Or the alias of a Django database")
@@ -169,14 +263,12 @@ class Task(_Both[P, R_co]):
         if exclusive is not None and exclusive.key and not self.args.is_open:  # else no annotation is resolved
             exclusive.check(self.name, self.args.names)
         # The task's policy is looked up when an attempt fails; a row stores only the policy that its job set.
-        options = replace(options, max_attempts=None, version=contract.version)
-        self._bound: BoundTask[P, R_co] = BoundTask(self, options)
+        super().__init__(self, replace(options, max_attempts=None, version=contract.version))
 
     def of_app(self, app: Owner) -> Self:
         """Return the same task for another app, with that app's retry policies, providers and on_dead."""
         found = copy(self)
         found.app = app
-        found._bound = BoundTask(found, self._bound.options)
         return found
 
     @property
@@ -258,35 +350,6 @@ class Task(_Both[P, R_co]):
                 found = decode(self.args.returns, found, task=self.name, what="result")
         return cast("R_co", found)
 
-    def enqueue(self, conn: AsyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
-        """Enqueue one job in `conn`'s transaction: workers see it after the commit, and never after a rollback.
-
-        `conn` is a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection; or
-        the App, which uses its own connection and commits at once. Raises SignatureError and PayloadError before
-        anything is sent, ConnectionNotSupported for any other object, and NotSupported if no event loop runs.
-
-            job = await send_welcome.enqueue(conn, 42, lang="de")
-        """
-        demand_loop("enqueue")
-        return self._bound._enqueue(conn, args, kwargs, calls.enqueue)
-
-    def enqueue_sync(self, conn: SyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
-        """Enqueue one job in `conn`'s transaction, like `enqueue`, without an event loop.
-
-        `conn` is a psycopg Connection, a SQLAlchemy Session or Connection, a Django connection or its alias; or the
-        App, which opens a connection for it and commits at once.
-
-            job = send_welcome.enqueue_sync(session, 42, lang="de")
-        """
-        return self._bound._enqueue_sync(conn, args, kwargs, calls.enqueue)
-
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
-        """Describe a job, checked and encoded, for `app.enqueue_many`. Raises SignatureError, PayloadError.
-
-        report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
-        """
-        return self._bound.job(*args, **kwargs)
-
     def with_(
         self,
         *,
@@ -341,112 +404,23 @@ class Task(_Both[P, R_co]):
             "after": None if after is None else checked_after(after), "on_parent": on_parent, "limits": limits,
             "fair_key": fair_key,
         }  # fmt: skip
-        return BoundTask(self, self._bound.options.replaced(given))
-
-    def _with_options(self) -> BoundTask[P, R_co]:
-        return self._bound
+        return BoundTask(self, self.options.replaced(given))
 
     def __repr__(self) -> str:
         return f"<Task {self.name} of {self.app.name}>"
 
 
-class BoundTask(_Both[P, R_co]):
-    """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times."""
-
-    __slots__ = ("_args", "_exclusive", "_keyed", "app", "name", "options")
-
-    def __init__(self, owner: Task[P, R_co], options: Options) -> None:
-        self.options = options
-        self.app = owner.app
-        self.name = owner.name
-        self._args = owner.args
-        self._exclusive = owner.exclusive.limits(owner.name) if owner.exclusive else ()
-        self._keyed = options.unique is not None and options.unique is not False
-
-    def enqueue(self, conn: AsyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
-        """Enqueue one job in `conn`'s transaction; see Task.enqueue."""
-        demand_loop("enqueue")
-        return self._enqueue(conn, args, kwargs, self.app._putting)
-
-    def enqueue_sync(self, conn: SyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
-        """Enqueue one job in `conn`'s transaction; see Task.enqueue_sync."""
-        return self._enqueue_sync(conn, args, kwargs, self.app._putting)
-
-    async def _enqueue(self, conn: object, args: Any, kwargs: Any, verb: Callable[[JobCall], Call[Job]]) -> Job[R_co]:
-        return await run(conn, traced(self.app._tracing, self._job_on(conn, args, kwargs, sync=False), verb))
-
-    def _enqueue_sync(self, conn: object, args: Any, kwargs: Any, verb: Callable[[JobCall], Call[Job]]) -> Job[R_co]:
-        return run_sync(conn, traced(self.app._tracing, self._job_on(conn, args, kwargs, sync=True), verb))
-
-    def _job_on(self, conn: object, args: Any, kwargs: Any, *, sync: bool) -> JobCall:
-        """Call `job`; if the connection is missing, the error explains it."""
-        try:
-            return self.job(*args, **kwargs)
-        except SignatureError:
-            if kind_of(conn) or isinstance(conn, Source):
-                raise
-            raise refused(conn, "enqueue", sync=sync) from None
-
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
-        """Describe a job with these options; see Task.job."""
-        if isinstance(self.options.retry, str):
-            self.app._policy(self.options.retry)  # a typo is found here, not when the job fails
-        text = encode(self._args.bind(args, kwargs), task=self.name)
-        keyed = self.options.limits or self.options.fair_key or self._exclusive
-        options = self._keys_filled(text) if keyed else self.options
-        return JobCall(self.name, text, self._key(text) if self._keyed else None, options)
-
-    def _keys_filled(self, text: str) -> Options:
-        """Return the options with the args filled into the limits' keys and the fair key."""
-        limits, fair = self.options.limits + self._exclusive, self.options.fair_key
-        if not self._exclusive and not any("{" in key for key in (*limits, fair or "")):
-            return self.options
-        args = json.loads(text)
-        limits = tuple(self._filled("limits", key, args) for key in limits)
-        return replace(self.options, limits=limits, fair_key=fair and self._filled("fair_key", fair, args))
-
-    def _filled(self, option: str, key: str, args: Mapping[str, Any]) -> str:
-        def value(found: re.Match[str]) -> str:
-            check_arguments(option, (found[1],), self.name, (found[1],), self._args.names)
-            given = args.get(found[1])
-            if isinstance(given, bool) or not isinstance(given, str | int):
-                reason = f"argument {found[1]!r} is neither a string nor an integer here"
-                raise ConfigError(option, key, reason, hint=f"Name the key by with_({option}=...)")
-            return str(given)
-
-        return re.sub(r"\{(\w+)\}", value, key)
-
-    def _with_options(self) -> BoundTask[P, R_co]:
-        return self
-
-    def job_of_rows(self) -> JobCall:
-        """Describe the jobs of a query, whose rows have their args and keys.
-
-        Raises ConfigError for an unsupported option.
-        """
-        if isinstance(self.options.retry, str):
-            self.app._policy(self.options.retry)
-        if self._keyed:
-            hint = "Write task.with_(unique=False), and give the query a column key"
-            raise ConfigError("unique", self.options.unique, "the rows of the query have the keys", hint=hint)
-        if self._exclusive:
-            reason = "it cannot be filled from the args of the query's rows"
-            raise ConfigError("exclusive", self._exclusive[0], reason, hint="Write exclusive=True")
-        return JobCall(self.name, "{}", None, self.options)
-
-    def _key(self, text: str) -> str:
-        unique = self.options.unique
-        if isinstance(unique, str):
-            return unique
-        args = json.loads(text)
-        if isinstance(unique, tuple):
-            check_arguments("unique", unique, self.name, unique, self._args.names)
-            args = {name: args[name] for name in unique if name in args}
-        canonical = json.dumps(args, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
-
-    def __repr__(self) -> str:
-        return f"<Task {self.name} with {self.options}>"
+def job_of_rows(task: BoundTask[..., Any]) -> JobCall:
+    """Describe the jobs of a query, whose rows have their args and keys. ConfigError: an unsupported option."""
+    if isinstance(task.options.retry, str):
+        task.app._policy(task.options.retry)
+    if task._keyed:
+        hint = "Write task.with_(unique=False), and give the query a column key"
+        raise ConfigError("unique", task.options.unique, "the rows of the query have the keys", hint=hint)
+    if task._exclusive:
+        reason = "it cannot be filled from the args of the query's rows"
+        raise ConfigError("exclusive", task._exclusive[0], reason, hint="Write exclusive=True")
+    return JobCall(task.name, "{}", None, task.options)
 
 
 def encoded_result(value: object, task: str) -> str:

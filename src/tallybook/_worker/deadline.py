@@ -114,7 +114,7 @@ class Guard:
         if issubclass(type(error), asyncio.CancelledError) and self._job.cancel_reason is None:
             return deadline_passed(self.timeout).with_traceback(error.__traceback__)
         with suppress(BaseException):  # a crafted exception may raise anything
-            error.add_note(f"(after the {_of(self.timeout)} had passed)")
+            error.add_note(f"(after the deadline of {format_duration(self.timeout)} had passed)")
         return error
 
 
@@ -142,8 +142,4 @@ def leavable(coroutine: Coroutine[Any, Any, Any], job: Guarded) -> Generator[Any
 
 
 def deadline_passed(timeout: timedelta) -> TimeoutError:
-    return TimeoutError(f"{_of(timeout)} passed")
-
-
-def _of(timeout: timedelta) -> str:
-    return f"deadline of {format_duration(timeout)}"
+    return TimeoutError(f"deadline of {format_duration(timeout)} passed")

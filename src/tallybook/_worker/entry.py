@@ -1,9 +1,7 @@
 """Entry points of a worker or a drain: `run_worker`, `drain`, and `prepared` for a worker that does not run yet."""
 
 import os
-from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any
 
 from tallybook._task.task import Owner
@@ -13,7 +11,7 @@ from tallybook._worker.life.drain import drain as _drain
 from tallybook._worker.life.fleet import Fleet, drain_nodes
 from tallybook._worker.life.stopping import WorkerReport
 from tallybook._worker.life.worker import Worker
-from tallybook._worker.settings import WorkerSettings, parse_queues
+from tallybook._worker.settings import Queues, WorkerSettings, parse_queues
 from tallybook.errors import ConfigError
 
 
@@ -35,12 +33,7 @@ def demand_tasks(app: Owner) -> None:
 
 
 def prepared(
-    app: Owner,
-    *,
-    dsn: str | None = None,
-    queues: Mapping[str, int] | Iterable[str] | str | None = None,
-    nodes: str | None = None,
-    **options: Any,
+    app: Owner, *, dsn: str | None = None, queues: Queues = None, nodes: str | None = None, **options: Any
 ) -> Worker | Fleet:
     """Return a worker that does not run yet; `nodes` as in App.run_worker, `options` are those of WorkerSettings."""
     dsn = _dsn(app, dsn)
@@ -63,20 +56,9 @@ async def run_worker(app: Owner, *, install_signals: bool | None = None, **optio
         return await worker.run()
 
 
-async def drain(
-    app: Owner,
-    *,
-    dsn: str | None = None,
-    queues: Mapping[str, int] | Iterable[str] | str | None = None,
-    nodes: str | None = None,
-    max_jobs: int | None = None,
-    max_seconds: float | timedelta | None = None,
-    raise_on_failure: bool = False,
-) -> DrainReport:
-    """Drain one database, or the nodes in turn: see App.drain."""
-    seconds = max_seconds.total_seconds() if isinstance(max_seconds, timedelta) else max_seconds
+async def drain(app: Owner, dsn: str | None, queues: Queues, nodes: str | None, **limits: Any) -> DrainReport:
+    """Drain one database, or the nodes in turn; `limits` are those of App.drain."""
     settings = WorkerSettings(queues=parse_queues(app_queues(app) if queues is None else queues), notify=False)
-    how = settings, max_jobs, seconds
     if nodes is not None:
-        return await drain_nodes(app, _dsn(app, dsn), nodes, *how, raise_on_failure=raise_on_failure)
-    return await _drain(app, _dsn(app, dsn), *how, raise_on_failure=raise_on_failure)
+        return await drain_nodes(app, _dsn(app, dsn), nodes, settings, **limits)
+    return await _drain(app, _dsn(app, dsn), settings, **limits)

@@ -6,11 +6,13 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeAlias
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_name
 from tallybook.errors import ConfigError
 
+Queues: TypeAlias = Mapping[str, int] | Iterable[str] | str | None
 SLOTS = 10
 # Seconds. The most that a start, once admitted by a limit, is put ahead for slow answers; it may be late by as much.
 FAR_AHEAD = 1.0
@@ -97,7 +99,7 @@ class WorkerSettings:
         return sum(self.queues.values())
 
 
-def parse_queues(queues: Mapping[str, int] | Iterable[str] | str | None) -> dict[str, int]:
+def parse_queues(queues: Queues) -> dict[str, int]:
     """Parse `{"mail": 10}`, `["mail", "default=5"]` or `"mail=10,default"`; None: the queue default."""
     if queues is None:
         return {"default": SLOTS}

@@ -37,13 +37,13 @@ _LISTEN_END = Declared("listen_end(queues text[]) -> void")
 
 
 class Sleeper:
-    """One listening session; notifications for one of the queues set `woken`."""
+    """One listening session; notifications for one of the queues set `woken`, and others call what `heard` has."""
 
-    def __init__(self, dsn: str, name: str, queues: Sequence[str], *, on_word: Callable[[str], None]) -> None:
+    def __init__(self, dsn: str, name: str, queues: Sequence[str], heard: dict[str, Callable[[], object]]) -> None:
         self._dsn = dsn
         self._name = name
         self._queues = list(queues)
-        self._on_word = on_word
+        self.heard = heard
         self._conn: AsyncConnection | None = None
         self._watched: int | None = None
         self._ended = asyncio.Event()
@@ -84,7 +84,7 @@ class Sleeper:
         self._conn = conn
         self._watch(True)
         self.woken.set()  # check at once: jobs committed meanwhile woke nobody, and cancels were not heard
-        self._on_word(CANCEL)
+        self._word(CANCEL)
 
     async def close(self) -> None:
         self._watch(False)
@@ -119,8 +119,8 @@ class Sleeper:
             self._ended.set()  # ping now, and reconnect
 
     def _word(self, word: str) -> None:
-        if word in (PROMOTE, CANCEL, SCHEDULE, SETTLE, PLACES, DEAL):
-            self._on_word(word)
+        if word in self.heard:
+            self.heard[word]()
         elif word in self._queues:
             self.woken.set()
 

@@ -100,6 +100,8 @@ class Finisher:
         """Number of attempts by outcome, in the server's words."""
         self.failed: Counter[str] = Counter()
         """The same for attempts that failed."""
+        self.keeps_failure = False
+        """Whether to keep the first failure, for a drain; its exception keeps everything that its frames hold."""
         self.first_failure: tuple[Running, dict[str, Any]] | None = None
 
     @property
@@ -115,7 +117,7 @@ class Finisher:
         self._work.set()
 
     def end(self, running: Running, how: How) -> None:
-        if how.verb == "fail" and self.first_failure is None:
+        if self.keeps_failure and how.verb == "fail" and self.first_failure is None:
             self.first_failure = (running, how.error or {})
         params = (running.lease.lease, running.job_id, running.attempt, *how.values.values())
         end = End(running, how.verb, how.declared.worker, params, how.wake_in)

@@ -55,7 +55,7 @@ async def drain(
 ) -> DrainReport:
     """Run what is due, up to a limit. Raises JobFailed if asked to, QueueUnavailable if the server is away then."""
     worker = Worker(app, dsn, settings, drains=True, part=part)
-    worker.runner.ends.keeps_error = raise_on_failure
+    worker.finisher.keeps_failure = raise_on_failure
     admission, suspects = worker.claimer.admission, worker.claimer.suspects
     until = time.monotonic() + max_seconds if max_seconds is not None else None
     started, look_at = 0, 0.0
@@ -119,23 +119,21 @@ def _timers(claims: Link, until: float | None, grace: float) -> list[asyncio.Tim
 
 
 async def _start(worker: Worker, until: float | None) -> None:
-    links, loop = (worker.maintenance_link, worker.claimer.link), asyncio.get_running_loop()
-    timers = [loop.call_later(_left(until), link.giving_up.set) for link in links]
+    giving_up = worker.maintenance_link.giving_up  # and that of the claims: see _timers
+    timer = asyncio.get_running_loop().call_later(_left(until), giving_up.set)
     try:
         await worker.start()
     finally:
-        for timer in timers:
-            timer.cancel()
-    for link in links:
-        link.giving_up.clear()
+        timer.cancel()
+    giving_up.clear()  # the ends are stored over this connection, and have more time
 
 
 def _report(worker: Worker, held: int) -> DrainReport:
     """Count what ran, without jobs that were held and given back. Raises the first failure as JobFailed if asked to."""
-    if worker.runner.ends.keeps_error and worker.finisher.first_failure is not None:
+    if worker.finisher.first_failure is not None:
         job, error = worker.finisher.first_failure
         failure = JobFailed(job.job_id, job.task_name, error.get("type"), error.get("message"))
-        raise failure from worker.runner.ends.first_error
+        raise failure from getattr(job, "raised", None)
     counts = worker.finisher.counts
     completed, cancelled, dead = counts["completed"], counts["cancelled"], counts["dead"]
     retrying = counts["scheduled"] + max(0, counts["available"] - held)  # retried at once

@@ -24,6 +24,7 @@ from tallybook._db.policy import first_line
 from tallybook._maintenance.service import ends_or, happens
 from tallybook._model.at_node import At, at_node
 from tallybook._model.rate import ConcurrencyRule, RateRule
+from tallybook._task.catalogue import check_tasks
 from tallybook._task.task import Owner
 from tallybook._worker.claim.shares import Shares
 from tallybook._worker.life import on_record
@@ -56,7 +57,6 @@ class Life:
         self.node = node
         self.part = part
         self.worker: Worker | None = None
-        self.report = WorkerReport(0, 0, 0, 0)
         self.error: Exception | None = None
         """The error that ended its last worker."""
         self.served = False
@@ -74,7 +74,7 @@ class Life:
             try:
                 place = Place(book, self._fleet.common, self._fleet.watchdog, self._fleet.wear_out)
                 self.worker = Worker(self._fleet.app, self.node.dsn, self._fleet.each, part=self.part, place=place)
-                self.report = added(self.report, await self.worker.run())
+                self._fleet.reported(self.node.name, await self.worker.run())
                 self.error = None
             except Exception as error:
                 self.error = error
@@ -94,14 +94,14 @@ class Life:
 
     def told(self, part: Part) -> None:
         """Set the node's part of the limits and schedules from now on, without waiting until its server knows."""
-        self._telling = self._context.run(asyncio.get_running_loop().create_task, self._take_part(part))
+        self.part = part
+        if self.worker is not None:
+            telling = self._take_part(self.worker)
+            self._telling = asyncio.get_running_loop().create_task(telling, context=self._context)
 
-    async def _take_part(self, part: Part) -> None:
-        with contextlib.suppress(QueueUnavailable):  # its worker stops: the next one uses the part
-            if part != self.part:
-                self.part = part
-                if self.worker is not None:
-                    await self.worker.take_part(part)
+    async def _take_part(self, worker: Worker) -> None:
+        with contextlib.suppress(QueueUnavailable):  # the worker stops: the next one uses the part
+            await worker.take_part(self.part)
 
 
 class Fleet:
@@ -109,7 +109,7 @@ class Fleet:
 
     def __init__(self, app: Owner, dsn: str, which: str, settings: WorkerSettings) -> None:
         _check(app, settings)
-        app._check_tasks()
+        check_tasks(app)
         self.app = app
         self.settings = settings
         self.each = replace(settings, metrics_port=None, metrics_host=LOOPBACK)
@@ -144,7 +144,6 @@ class Fleet:
                 await self._link.close()
         if self._fatal is not None:
             raise self._fatal
-        self._reports |= {name: added(self._reports.get(name), life.report) for name, life in self.lives.items()}
         return replace(added(*self._reports.values()), worn_out=self._worn_out, nodes=self._reports)
 
     async def _live(self) -> None:
@@ -222,9 +221,9 @@ class Fleet:
                     wanted.pop(name, None)  # its worker ends first
                     continue
                 del self.lives[name]
-                self._reports[name] = added(self._reports.get(name), life.report)
         for name, node in wanted.items():
             if (known := self.lives.get(name)) is None:
+                self.reported(name, _NONE)
                 self.lives[name] = Life(self, node, parts[name])
             else:
                 known.told(parts[name])
@@ -232,6 +231,10 @@ class Fleet:
     def shown(self) -> dict[str, tuple[str, Worker | None]]:
         """Return the address and the worker of each node, for the telemetry."""
         return {name: (life.node.dsn, life.worker) for name, life in list(self.lives.items())}
+
+    def reported(self, name: str, report: WorkerReport) -> None:
+        """Add the report of a node's worker to those of its former ones."""
+        self._reports[name] = added(self._reports.get(name, _NONE), report)
 
     def refused(self) -> None:
         """Stop for good if every node has refused its worker and none ever served: waiting does not help then."""
@@ -322,9 +325,9 @@ def _known(found: Sequence[Node]) -> list[tuple[str, str, bool]]:
     return [(node.name, node.state, node.home) for node in found]
 
 
+_NONE = WorkerReport(0, 0, 0, 0)
 _SUMS = [name for name, kind in get_type_hints(WorkerReport).items() if kind is int]
 
 
-def added(*reports: WorkerReport | None) -> WorkerReport:
-    found = [report for report in reports if report is not None]
-    return WorkerReport(**{name: sum(getattr(report, name) for report in found) for name in _SUMS})
+def added(*reports: WorkerReport) -> WorkerReport:
+    return WorkerReport(**{name: sum(getattr(report, name) for report in reports) for name in _SUMS})

@@ -90,8 +90,8 @@ class Heartbeat:
     on_fail: Callable[[Exception], object]
     lag: Callable[[], float | None]
     worker_id: int = 0
+    expected: int = 0
     _conn: Connection | None = None
-    _expected: int = 0
     _beats_as: int = 0
     _timeline: str = ""
     _stopping: bool = False
@@ -104,23 +104,21 @@ class Heartbeat:
         self._ear.setblocking(False)
         self._mouth.setblocking(False)
 
-    def check(self, checked: Callable[[Connection], int]) -> int:
-        """Connect, and return the schema version that `checked` expects; before `register`, one try as there."""
-        conn = self._connected()
+    def check(self, checked: Callable[[Connection], int]) -> None:
+        """Connect, and keep the schema version that `checked` expects; before `register`, one try as there."""
+        conn = self._connect()
         with ThreadSocketTimeout(conn, _CHECK_ANSWER):
-            self._expected = checked(conn)
-        return self._expected
+            self.expected = checked(conn)
 
     def register(self) -> None:
         """Register the worker, before the thread starts; one try, which raises the driver's errors."""
-        conn = self._connected()
+        conn = self._connect()
         with ThreadSocketTimeout(conn, 2 * _MOST_ANSWER):
             self.worker_id = self._register(conn)
 
-    def _connected(self) -> Connection:
-        return self._connect() if self._conn is None or self._conn.closed else self._conn
-
     def _connect(self) -> Connection:
+        if self._conn is not None and not self._conn.closed:
+            return self._conn
         conn = connect(self._dsn, **CONNECT, application_name=f"tallybook {self._settings.name}"[:63])
         # A server crash may lose a heartbeat: it may lose everything about this worker.
         # Behind a pooler the session is shared with others, so nothing is set on it there.
@@ -234,7 +232,7 @@ class Heartbeat:
         if conn is None:
             return
         with ThreadSocketTimeout(conn, self._answer):
-            error = refusal(conn, self._expected)
+            error = refusal(conn, self.expected)
         if error is not None:
             self.on_fail(error)
 

@@ -59,13 +59,8 @@ class Stopping:
         """Give back unstarted jobs, let handlers end, abort them after `stop_timeout`; return the worker's report."""
         for job in self._admission.give_back():  # claimed, and not started
             self._give_back_one(job)
-        if not await self.ended_within(self._settings.stop_timeout.total_seconds(), unless_aborted=True):
-            self._runner.abort()
-            await self.ended_within(self._settings.abort_timeout.total_seconds())
-        # A thread cannot be killed: the end that it may still send is refused.
-        for job in list(self._book.running.values()):
-            self._give_back_one(job)
-            self._runner.leave(job)
+        patience, grace = self._settings.stop_timeout, self._settings.abort_timeout
+        await self._end_running(patience.total_seconds(), grace.total_seconds(), unless_aborted=True)
         await self.told()
         counts, failed = self._finisher.counts, self._finisher.failed
         return WorkerReport(
@@ -80,15 +75,22 @@ class Stopping:
 
     async def let_go(self, seconds: float) -> int:
         """End running jobs within this time, then by force; give back unstarted jobs and return how many."""
-        if not await self.ended_within(seconds):
-            self._runner.abort()
-            await self.ended_within(5.0)
+        await self._end_running(seconds, 5.0)
         held = self._admission.give_back()
-        for job in [*held, *self._book.running.values()]:
+        for job in held:
             self._give_back_one(job)
-            if job not in held:  # it ignores its cancel: whatever it still does is ignored
-                self._runner.leave(job)
         return len(held)
+
+    async def _end_running(self, seconds: float, grace: float, *, unless_aborted: bool = False) -> None:
+        """Let handlers end within this time, then abort them, and leave those that ignore it for the grace."""
+        running, until = self._book.running, self._book.until
+        if not await until(lambda: not running, time.monotonic() + seconds, lambda: unless_aborted and self.aborted):
+            self._runner.abort()
+            await until(lambda: not running, time.monotonic() + grace, lambda: False)
+        # A thread cannot be killed: the end that it may still send is refused.
+        for job in list(self._book.running.values()):
+            self._give_back_one(job)
+            self._runner.leave(job)
 
     def _give_back_one(self, job: Running) -> None:
         self._finisher.end(job, snooze(timedelta(0)))
@@ -102,8 +104,3 @@ class Stopping:
         except TimeoutError:
             unsent = sum(lease.left for lease in self._book.leases.values())
             log.error("%s outcomes could not be sent to the server; those jobs will be rescued", unsent)
-
-    async def ended_within(self, seconds: float, *, unless_aborted: bool = False) -> bool:
-        """Return whether all handlers have ended within this time; `unless_aborted`: False at once after an abort."""
-        until = time.monotonic() + seconds
-        return await self._book.until(lambda: not self._book.running, until, lambda: unless_aborted and self.aborted)

@@ -14,6 +14,7 @@ from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance import services
 from tallybook._maintenance.service import ends_or
 from tallybook._model.at_node import at_node
+from tallybook._task.catalogue import catalogue, check_tasks
 from tallybook._task.task import Owner
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import CANCEL, Sleeper
@@ -86,7 +87,7 @@ class Worker:
         calls = Handlers(app, Verbs(handlers, self._session_dsn), self.atomic, common, owns=place is None)
         self.runner = Runner(app, self.book, self.finisher, calls, settings)
         listens = self._session_dsn, settings.name, list(settings.queues)
-        self.sleeper = Sleeper(*listens, on_word=self._on_word) if settings.notify else None
+        self.sleeper = Sleeper(*listens, {CANCEL: self._beat_now}) if settings.notify else None
         parts = self.book, self.runner, self.finisher, self.sleeper
         self.claimer = Claimer(dsn, settings, *parts, worker_id=self._id)
         self.maintenance = Maintenance(app, self.maintenance_link, settings, self.claimer, self.book.on, home=part.home)
@@ -95,13 +96,12 @@ class Worker:
             "claims": self.claimer.link, "ends": finishes, "maintenance": self.maintenance_link, "handlers": handlers,
         }  # fmt: skip
         self.stopping = Stopping(settings, self.book, self.claimer.admission, self.runner, self.finisher)
-        app._check_tasks()
+        check_tasks(app)
         self.heartbeat: Heartbeat | None = None
         self.watchdog: Watchdog | None = None
         self.telemetry = Telemetry(settings, dsn, self) if settings.metrics_port is not None else None
         self._background = Background(self._fail)
         self._failed: BaseException | None = None
-        self._expected = 0
         self._drains = drains
         self._starting: asyncio.Task[None] | None = None
 
@@ -150,9 +150,6 @@ class Worker:
             self.stopping.worn_out = True
             self._place.worn_out() if self._place else self.stop()
 
-    def _on_word(self, word: str) -> None:
-        self._beat_now() if word == CANCEL else self.maintenance.heard(word)
-
     async def start(self) -> None:
         """Connect, check the schema, register, open the lifespans. Waits for a server that is not up."""
         await self.maintenance_link.first()
@@ -164,7 +161,7 @@ class Worker:
             self._session_dsn if session else self.dsn,
             self.settings,
             list(self._app._names),
-            json.dumps(self._app._catalogue()),
+            json.dumps(catalogue(self._app)),
             self.book,
             session=session,
             on_cancel=lambda *said: loop.call_soon_threadsafe(self.runner.cancel, *said),
@@ -173,7 +170,7 @@ class Worker:
             lag=lambda: self.watchdog.lag(self) if self.watchdog else None,
         )
         check = partial(on_record.checked, self._app, self.settings.queues, self.part, not self._drains)
-        self._expected = await self.maintenance_link.until(partial(self.heartbeat.check, check))
+        await self.maintenance_link.until(partial(self.heartbeat.check, check))
         await self.claimer.link.first()
         await self.runner.handlers.open()
         if self.runner.tracing is not None:
@@ -214,7 +211,7 @@ class Worker:
             if self.sleeper:
                 self._background.start(self.sleeper.run(), "listener")
             if self.settings.maintenance:
-                self._background.start(self.maintenance.loop.run(), "maintenance")
+                self._background.start(self.maintenance.run(), "maintenance")
                 self._background.start(self.maintenance.clock.serve(), "schedules")
             else:
                 log.info("no maintenance here: another worker must promote, rescue, fire schedules and prune")
@@ -234,7 +231,8 @@ class Worker:
         finally:
             await self._close()
             if self._failed:
-                raise await aside(on_record.explained, self._failed, self.dsn, self._expected)
+                expected = self.heartbeat.expected if self.heartbeat else 0
+                raise await aside(on_record.explained, self._failed, self.dsn, expected)
 
     async def _begin(self) -> None:
         self._starting = asyncio.create_task(self.start(), name="tallybook-start")

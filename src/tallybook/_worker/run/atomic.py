@@ -155,18 +155,17 @@ class Atomic:
         kind, alias = known.transaction, known.atomic if isinstance(known.atomic, str) else "default"
         key = f"django {alias}" if kind == "django" else kind
         with self._lock:
-            if key not in self._libraries:
-                self._libraries[key] = self._made(kind, alias)
+            if key in self._libraries:
+                pass
+            elif kind in _DRIVERS:
+                self._libraries[key] = _DRIVERS[kind](self._dsn, self._name)
+            elif kind == "django":
+                self._libraries[key] = transactions.Django(alias)
+            else:
+                from tallybook._db.sqlalchemy_sessions import Sessions
+
+                self._libraries[key] = Sessions(self._dsn, self._name, self._app._sessions, kind)
             return self._libraries[key]
-
-    def _made(self, kind: str, alias: str) -> Library:
-        if kind in _DRIVERS:
-            return _DRIVERS[kind](self._dsn, self._name)
-        if kind == "django":
-            return transactions.Django(alias)
-        from tallybook._db.sqlalchemy_sessions import Sessions
-
-        return Sessions(self._dsn, self._name, self._app._sessions, kind)
 
 
 class _Interrupt:

@@ -97,7 +97,11 @@ class DaemonThreads(Executor):
         while (item := self._work.get()) is not None:
             future, call = item
             if future.set_running_or_notify_cancel():
-                result, raised = _outcome(call)
+                result = raised = None
+                try:
+                    result = call()
+                except BaseException as error:
+                    raised = error
                 with self._lock:  # in one step: `abandon` comes before the end, or sees that it has ended
                     future.set_exception(raised) if raised is not None else future.set_result(result)
                     if future in self.abandoned:
@@ -114,13 +118,6 @@ class DaemonThreads(Executor):
                 item[0].cancel()
         for _ in range(self._started):
             self._work.put(None)
-
-
-def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return call(), None
-    except BaseException as error:
-        return None, error
 
 
 class Common:
@@ -192,29 +189,30 @@ class Handlers:
         context.run(current_job.set, job)
         fn = self._atomic.wrap(job, known) if known.atomic else known.fn
         in_thread = not known.is_async and not known.execution.process
-        if known.wants_context or self._app._arounds or (in_thread and self._app._thread_arounds):
+        arounds = self._app._arounds
+        if known.wants_context or arounds or (in_thread and self._app._thread_arounds):
             ctx = self._contexts(job, atomic=bool(known.atomic))
-            if known.wants_context:
-                positional = [ctx, *positional]
+            positional = [ctx, *positional] if known.wants_context else positional
             if in_thread and self._app._thread_arounds:
                 fn = _surrounded(fn, self._app._thread_arounds, ctx)
-            if self._app._arounds:
-                return await _stepped(self._around(job, ctx, known, fn, positional, named), context)
-        if known.is_async:
+        if arounds:
+            coroutine = self._around(job, ctx, known, fn, positional, named)
+        elif known.is_async:
             coroutine = fn(*positional, **named)
-            try:  # as _stepped, without another coroutine
-                waits_for = context.run(coroutine.send, None)
-            except StopIteration as end:
-                return end.value
-            except GeneratorExit as error:
-                raise RuntimeError("the handler raised GeneratorExit") from error
-            return await _in_context(coroutine, context, waits_for)
-        if known.execution.process:
+        elif known.execution.process:
             return await self._in_child(job, known)
-        value = await self._in_thread(job, context, fn, positional, named)
-        if inspect.iscoroutine(value):  # an async function behind a plain decorator
-            value = await _stepped(value, context)
-        return value
+        else:
+            value = await self._in_thread(job, context, fn, positional, named)
+            if not inspect.iscoroutine(value):
+                return value
+            coroutine = value  # an async function behind a plain decorator
+        try:
+            waits_for = context.run(coroutine.send, None)
+        except StopIteration as end:
+            return end.value
+        except GeneratorExit as error:
+            raise RuntimeError("the handler raised GeneratorExit") from error
+        return await _in_context(coroutine, context, waits_for)
 
     async def _around(
         self, job: Running, ctx: Context, known: AnyTask, fn: Callable[..., Any], positional: Any, named: Any
@@ -290,13 +288,3 @@ def _in_context(
         except GeneratorExit as raised:  # raised by the handler; the closing of the loop raises at the yield
             raise RuntimeError("the handler raised GeneratorExit") from raised
         value = error = None
-
-
-async def _stepped(coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> Any:
-    try:
-        waits_for = context.run(coroutine.send, None)
-    except StopIteration as end:
-        return end.value
-    except GeneratorExit as raised:
-        raise RuntimeError("the handler raised GeneratorExit") from raised
-    return await _in_context(coroutine, context, waits_for)

@@ -136,7 +136,8 @@ class Child:
         assert self._exit is not None and self._reader is not None
         try:
             head = await self._reader.readexactly(frames.HEAD)
-            return frames.unpack(await self._reader.readexactly(frames.size(head)))
+            found: dict[str, Any] = json.loads(await self._reader.readexactly(frames.size(head)))
+            return found
         except (EOFError, ConnectionError):  # it has closed its socket: it is ending, or has to be killed
             has_ended = (await asyncio.wait((self._exit,), timeout=_LAST_WORDS))[0]
         except Exception:  # not a message of this protocol

@@ -200,9 +200,6 @@ def details_text(outcome: Reject, task: str) -> str:
 @dataclass(eq=False)
 class Ends:
     _finisher: Finisher
-    keeps_error: bool = False
-    """Whether to keep the first exception of a handler, for a drain; it keeps everything that its frames hold."""
-    first_error: BaseException | None = None
     aborting: bool = False
     """A stop cancels handlers: their jobs are given back without a failure."""
 
@@ -271,8 +268,6 @@ class Ends:
             then = after_failure(job, known, error)
         if then.problem is not None:
             described["note"] = then.problem
-        if self.keeps_error and self._finisher.first_failure is None:
-            self.first_error = error
         log_failure(job, described)
         self._finisher.end(job, fail(described, then.delay, known.max_attempts, final=then.final))
 

@@ -47,16 +47,11 @@ def size(head: bytes) -> int:
     return int(length)
 
 
-def unpack(body: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(body)
-    return found
-
-
 def receive(sock: socket.socket) -> dict[str, Any] | None:
     """Wait for the next message; None: the other side has closed its socket, or is gone."""
     head = _exactly(sock, HEAD)
     body = None if head is None else _exactly(sock, size(head))
-    return None if body is None else unpack(body)
+    return None if body is None else json.loads(body)
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes | None:

@@ -202,18 +202,11 @@ class Turn:
             await self._ctx.limit(*self._limits)  # the next turn is not near: the attempt ends here, without a failure
 
     def __enter__(self) -> Provider:
-        asked = self._provider
-        found = asked if isinstance(asked, Provider) else self._ctx.providers.get_sync(asked)
-        self._limits = _limits_of(found)
-        if self._limits:
-            self._ctx.limit_sync(*self._limits)
+        found: Provider = self._ctx._wait(self.__aenter__())
         return found
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._limits and (wait := _refused_for(error)) is not None:
-            for key in self._limits:
-                self._ctx.push_back_sync(key, wait)
-            self._ctx.limit_sync(*self._limits)
+        self._ctx._wait(self.__aexit__(kind, error, trace))
 
 
 def _limits_of(provider: Provider) -> tuple[str, ...]:

@@ -7,27 +7,23 @@ annotations, so they do not run at import, where a task is declared.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from difflib import get_close_matches
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tallybook._model.backoff import ByFunction, to_json
 from tallybook._model.contract import DEATH, DEATH_SIGNATURE
 from tallybook._model.durations import format_duration
+from tallybook._task.task import Owner, Task
 from tallybook.errors import ConfigError, SignatureError
-
-if TYPE_CHECKING:
-    from tallybook._task import Task
-
-    Tasks = Mapping[str, Task[..., Any]]
 
 _LONGEST_DEFAULT = 60
 
 
-def check(app: str, tasks: Tasks, names: Tasks) -> None:
-    """Raise ConfigError for a task with an invalid summary, version or on_dead. `names` includes the aliases."""
-    for task in tasks.values():
+def check_tasks(app: Owner) -> None:
+    """Raise ConfigError unless policies, summaries, upgrades, on_dead and schedules of all tasks are valid."""
+    for task in app.tasks.values():
+        _ = task.retry  # its policy is declared
         task.contract.check_upgrades(task.name)
         for name in task.contract.placeholders:
             if name not in task.args.names and not task.args.is_open:
@@ -37,16 +33,17 @@ def check(app: str, tasks: Tasks, names: Tasks) -> None:
                 option = f"summary of task {task.name!r}"
                 raise ConfigError(option, task.contract.summary, f"the task has no argument {name!r}", hint=hint)
         if task.contract.on_dead is not None:
-            _check_on_dead(app, names, task, task.contract.on_dead)
+            _check_on_dead(app, task, task.contract.on_dead)
+    app._declared_schedules()
 
 
-def _check_on_dead(app: str, names: Tasks, task: Task[..., Any], named: str) -> None:
+def _check_on_dead(app: Owner, task: Task[..., Any], named: str) -> None:
     option = f"on_dead of task {task.name!r}"
-    follower = names.get(named)
+    follower = app._names.get(named)
     if follower is None:
-        near = get_close_matches(named, names, 1)
+        near = get_close_matches(named, app._names, 1)
         hint = f"Did you mean {near[0]!r}?" if near else "Import the module that defines it"
-        raise ConfigError(option, named, f"app {app!r} has no task of that name", hint=hint)
+        raise ConfigError(option, named, f"app {app.name!r} has no task of that name", hint=hint)
     if follower is task:
         raise ConfigError(option, named, "that is the task itself", hint="Name another task")
     if follower.contract.on_dead is not None:
@@ -61,14 +58,14 @@ def _check_on_dead(app: str, names: Tasks, task: Task[..., Any], named: str) -> 
         raise ConfigError(option, named, f"task {follower.name!r} takes other arguments", hint=hint)
 
 
-def catalogue(app: str, tasks: Tasks, names: Tasks) -> list[dict[str, Any]]:
-    """Return one entry per task, as worker_start takes them."""
+def catalogue(app: Owner) -> list[dict[str, Any]]:
+    """Return one entry per task, as worker_start takes them and `tallybook task list` shows them."""
     found = []
-    for task in sorted(tasks.values(), key=lambda task: task.name):
-        follower = names.get(task.contract.on_dead or "")
+    for task in sorted(app.tasks.values(), key=lambda task: task.name):
+        follower = app._names.get(task.contract.on_dead or "")
         entry = {
             "name": task.name,
-            "app": app,
+            "app": app.name,
             "summary": task.contract.summary,
             "on_dead_task": None if follower is None else follower.name,
             "on_dead_queue": None if follower is None else follower.queue,
