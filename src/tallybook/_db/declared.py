@@ -23,11 +23,11 @@ tests/db/test_declared.py compares each declaration with pg_proc.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache, cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from tallybook._db.texts import duration, text_array
+from tallybook._db.texts import duration, text_array, utc
 from tallybook._model.durations import format_duration
 from tallybook._model.options import check_instant, check_name
 from tallybook.errors import TallybookError, UnknownJob
@@ -168,7 +168,7 @@ class Simple(Declared, Generic[T]):
                 given[param] = duration(param, value)
             elif self.params.get(param) == "timestamptz":
                 check_instant(param, value)
-                given[param] = value.astimezone(UTC).isoformat()
+                given[param] = utc(value)
         return self.call(self._row, **given)
 
 

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.texts import at, loads, records
+from tallybook._db.texts import at, loads, records, utc
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_instant, check_name
 from tallybook._model.rate import BreakerInfo, BreakerRule, ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
@@ -50,7 +50,7 @@ def push(name: str, until: datetime | timedelta | str) -> Call[datetime]:
         params = {"name": name, "until": format_duration(length)}
         return Call("rate_limit_push", _PUSH_FOR, params, lambda text: at(loads(text)))
     check_instant("until", until)
-    return PUSH.call(lambda text: at(loads(text)), name=name, until=until.astimezone(UTC).isoformat())
+    return PUSH.call(lambda text: at(loads(text)), name=name, until=utc(until))
 
 
 def rates(name: str | None = None) -> Call[list[RateInfo]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
-from tallybook._db.calls import RUN_AT, common
+from tallybook._db.calls import PLURALS, RUN_AT, common
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.texts import checked, loads, record, some_of, text_array
 from tallybook._model.options import Options, whole
@@ -135,10 +135,7 @@ def _params(call: SubjectCall) -> dict[str, str | None]:
 
 def _columns(calls: Sequence[SubjectCall]) -> dict[str, str | None]:
     rows = [_params(call) for call in calls]
-    return {_PLURAL.get(name, f"{name}s"): text_array([row[name] for row in rows]) for name in rows[0]}
-
-
-_PLURAL = {"priority": "priorities", **{name: name for name in ("args", "max_attempts", "options", "headers")}}
+    return {PLURALS.get(name, f"{name}s"): text_array([row[name] for row in rows]) for name in rows[0]}
 
 
 def _pushed(name: str, found: str) -> SubjectReport:

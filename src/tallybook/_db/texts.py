@@ -178,12 +178,17 @@ def checked(option: str, value: str | None) -> str | None:
     return value
 
 
+def utc(at: datetime | None) -> str | None:
+    """Return an instant in a form that every server reads alike, for any DateStyle and time zone."""
+    return None if at is None else at.astimezone(UTC).isoformat()
+
+
 def moment(option: str, value: datetime | None) -> str | None:
     """Return an instant for the server. Raises ConfigError for a time without its zone."""
     if value is None:
         return None
     check_instant(option, value, "Write datetime.now(UTC) - ...")
-    return value.astimezone(UTC).isoformat()
+    return utc(value)
 
 
 def duration(option: str, value: timedelta | str | None) -> str | None:
