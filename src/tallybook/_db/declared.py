@@ -14,7 +14,8 @@ sync.py runs it on the user's own connection, on every driver, with any settings
 Arrays are sent as PostgreSQL's array literal, which takes a fifth of the time of the drivers' list adaptation.
 
 Other modules of this folder have a function for each verb, which checks its values and returns the Call; without such
-checks it is a Simple. The verb itself is documented once, at the App's noun that people call it by.
+checks it is a Simple, and of a view a View. The verb itself is documented once, at the App's noun that people call it
+by.
 
 A worker has its own psycopg connections: `CANCEL.worker` is a statement with `%s`, for values in the declared order.
 tests/db/test_declared.py compares each declaration with pg_proc.
@@ -170,6 +171,32 @@ class Simple(Declared, Generic[T]):
                 check_instant(param, value)
                 given[param] = utc(value)
         return self.call(self._row, **given)
+
+
+class View(Generic[T]):
+    """A verb that reads a view: `rates("mail")` is the Call for the rows with this value in `which`, `rates()` for all.
+
+    Intervals, named in `seconds`, are read as numbers, because their format depends on the user's settings.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        view: str,
+        row: Callable[[str], T],
+        *,
+        which: str = "",
+        order: str = "r.name",
+        seconds: Sequence[str] = (),
+    ) -> None:
+        numbers = ", ".join(f"'{name}', extract(epoch from r.{name})" for name in seconds)
+        rows = f"coalesce(json_agg(to_jsonb(r) || jsonb_build_object({numbers}) order by {order}), '[]')"
+        where = f" where cast(%({which})s as text) is null or r.{which} = cast(%({which})s as text)" if which else ""
+        self._sql = f"select cast({rows} as text) from tallybook.{view} as r{where}"  # noqa: S608
+        self._verb, self._row, self._which = verb, row, which
+
+    def __call__(self, value: str | None = None) -> Call[T]:
+        return Call(self._verb, self._sql, {self._which: value} if self._which else {}, self._row)
 
 
 def _columns(listed: str) -> dict[str, str]:
