@@ -68,44 +68,24 @@ class Declared:
     Names before a type share it. A parameter that is left out has its default. If a parameter is not sent unchanged,
     `sent` has its expression: a constant, or with {name} for a value of that parameter's type, {name:type} for another
     type. The parameters of internal functions are named p_name; their values have the plain names. `unknown` is as in
-    Call; `verb` is the name for people if it differs from the function's. Everything is rendered at its first use.
+    Call; `verb` is the name for people if it differs from the function's. Statements are rendered at their first use.
     """
 
     def __init__(
         self, signature: str, /, *, verb: str | None = None, unknown: type[TallybookError] = UnknownJob, **sent: str
     ) -> None:
-        self.signature, self.sent = signature, sent
-        self._verb, self._unknown = verb, unknown
-
-    @cached_property
-    def _parts(self) -> re.Match[str]:
-        found = _SIGNATURE.fullmatch(self.signature)
+        found = _SIGNATURE.fullmatch(signature)
         if found is None:
-            raise ValueError(f"not a declaration of a function: {self.signature}")
-        return found
-
-    @cached_property
-    def name(self) -> str:
-        return self._parts["name"]
-
-    @cached_property
-    def params(self) -> dict[str, str]:
-        return _columns(self._parts["params"])
-
-    @cached_property
-    def kind(self) -> str:
-        """The kind of its result: row, rows, or the type of a single value."""
-        return self._parts["kind"] or self._parts["result"].strip()
-
-    @cached_property
-    def columns(self) -> dict[str, str]:
-        """The columns of its rows that are read, with their types."""
-        return _columns(self._parts["result"]) if self._parts["kind"] else {}
+            raise ValueError(f"not a declaration of a function: {signature}")
+        self.name, self.params, self.sent = found["name"], _columns(found["params"]), sent
+        self.kind = found["kind"] or found["result"].strip()  # row, rows, or the type of a single value
+        self.columns = _columns(found["result"]) if found["kind"] else {}  # those that are read, with their types
+        self._order, self._verb, self._unknown = found["order"], verb, unknown
 
     @cached_property
     def sql(self) -> str:
         """The statement for producers: one row of one column."""
-        return _AS_TEXT.get(self.kind, "select {}").format(self.called(), order=self._parts["order"])
+        return _AS_TEXT.get(self.kind, "select {}").format(self.called(), order=self._order)
 
     @cached_property
     def nulls(self) -> dict[str, str | None]:

@@ -15,7 +15,6 @@ annotation requires a float.
 import json
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tallybook._model.failure import safe_text
@@ -23,6 +22,7 @@ from tallybook._model.plain import SCALARS, TEXT, Unfit, Walk
 from tallybook.errors import PayloadError
 
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+_LONGEST_NUMBER = 131_072  # a text of this length can hold an integer that jsonb cannot store
 
 
 def encode(value: object, *, task: str, max_bytes: int = 1_000_000, max_depth: int = 64, what: str = "args") -> str:
@@ -31,6 +31,7 @@ def encode(value: object, *, task: str, max_bytes: int = 1_000_000, max_depth: i
     Raises only PayloadError, for values that cannot be stored; its message contains `task` and `what` ("args",
     "result", ...). Depth counts containers: `{"a": [1]}` has depth 2.
     """
+    problem: Exception | None = None
     try:
         if type(value) is dict and SCALARS.issuperset(map(type, value.values())) and TEXT.issuperset(map(type, value)):
             text = _dumps(value)  # the common case, a flat dict: only the C encoder runs
@@ -41,9 +42,38 @@ def encode(value: object, *, task: str, max_bytes: int = 1_000_000, max_depth: i
         storable = size < _LONGEST_NUMBER or 0 < sys.get_int_max_str_digits() <= _LONGEST_NUMBER
         if storable and size <= max_bytes and "\\u0000" not in text:
             return text
+        if size > max_bytes:
+            limit = f"{size} bytes of JSON, the limit is {max_bytes}{_largest(value)}"
+            problem = Unfit(f"{limit}; store it elsewhere and pass its key")
     except Exception as error:
-        raise _Second(value, max_bytes, max_depth).refusal(error, task, what) from None
-    return _Second(value, max_bytes, max_depth).look(text, size, task, what)
+        problem = error
+    if not isinstance(problem, Unfit):  # the slow second pass finds the path, which the encoder does not know
+        try:
+            Walk(max_depth=max_depth, max_members=max_bytes // 2, careful=True).plain(value)
+        except Exception as error:
+            problem = error
+    if problem is None:  # what looked like a NUL is a backslash followed by u0000
+        return text
+    raise _refusal(problem, task, what)
+
+
+def _refusal(error: Exception, task: str, what: str) -> PayloadError:
+    if isinstance(error, Unfit):
+        return PayloadError(error.path, error.reason, task=task, what=what)
+    reason = f"reading it raised {type(error).__name__}: {safe_text(error, 300)}"
+    if isinstance(error, RecursionError):
+        reason = "nested too deep for what is left of Python's stack"
+    return PayloadError("$", reason, task=task, what=what)
+
+
+def _largest(value: object) -> str:
+    if type(value) is not dict:
+        return ""
+    try:
+        sizes = {name: len(_dumps(member)) for name, member in value.items()}
+    except Exception:  # only the walk can convert a member; the hint is not worth another walk
+        return ""
+    return f" (the largest member is {max(sizes, key=sizes.__getitem__)[:80]!r})"
 
 
 def parse(text: str) -> Any:
@@ -60,52 +90,3 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twin = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise ValueError(f"{twin!r} is a duplicate key")
     return found
-
-
-_LONGEST_NUMBER = 131_072  # a text of this length can hold an integer that jsonb cannot store
-
-
-@dataclass(frozen=True, slots=True)
-class _Second:
-    """The slow second pass over a value that was refused or whose text is suspicious; it finds the path."""
-
-    value: object
-    max_bytes: int
-    max_depth: int
-
-    def look(self, text: str, size: int, task: str, what: str) -> str:
-        """Return `text`, or raise PayloadError. An apparent NUL may be a backslash followed by u0000."""
-        if size > self.max_bytes:
-            limit = f"{size} bytes of JSON, the limit is {self.max_bytes}{self._largest()}"
-            raise PayloadError("$", f"{limit}; store it elsewhere and pass its key", task=task, what=what)
-        try:
-            self._walk()
-        except Exception as error:
-            raise self.refusal(error, task, what) from None
-        return text
-
-    def refusal(self, error: Exception, task: str, what: str) -> PayloadError:
-        """Return the PayloadError for an error of the encoder or the first walk, which do not always know the path."""
-        if not isinstance(error, Unfit):
-            try:
-                self._walk()
-            except Exception as found:
-                error = found
-        if isinstance(error, Unfit):
-            return PayloadError(error.path, error.reason, task=task, what=what)
-        if isinstance(error, RecursionError):
-            return PayloadError("$", "nested too deep for what is left of Python's stack", task=task, what=what)
-        reason = f"reading it raised {type(error).__name__}: {safe_text(error, 300)}"
-        return PayloadError("$", reason, task=task, what=what)
-
-    def _walk(self) -> None:
-        Walk(max_depth=self.max_depth, max_members=self.max_bytes // 2, careful=True).plain(self.value)
-
-    def _largest(self) -> str:
-        if type(self.value) is not dict:
-            return ""
-        try:
-            sizes = {name: len(_dumps(member)) for name, member in self.value.items()}
-        except Exception:  # only the walk can convert a member; the hint is not worth another walk
-            return ""
-        return f" (the largest member is {max(sizes, key=sizes.__getitem__)[:80]!r})"
