@@ -153,30 +153,28 @@ class Simple(Declared, Generic[T]):
         return self.call(self._row, **given)
 
 
+@dataclass(frozen=True, slots=True)
 class View(Generic[T]):
     """A verb that reads a view: `rates("mail")` is the Call for the rows with this value in `which`, `rates()` for all.
 
     Intervals, named in `seconds`, are read as numbers, because their format depends on the user's settings.
     """
 
-    def __init__(
-        self,
-        verb: str,
-        view: str,
-        row: Callable[[str], T],
-        *,
-        which: str = "",
-        order: str = "r.name",
-        seconds: Sequence[str] = (),
-    ) -> None:
-        numbers = ", ".join(f"'{name}', extract(epoch from r.{name})" for name in seconds)
-        rows = f"coalesce(json_agg(to_jsonb(r) || jsonb_build_object({numbers}) order by {order}), '[]')"
-        where = f" where cast(%({which})s as text) is null or r.{which} = cast(%({which})s as text)" if which else ""
-        self._sql = f"select cast({rows} as text) from tallybook.{view} as r{where}"  # noqa: S608
-        self._verb, self._row, self._which = verb, row, which
+    verb: str
+    view: str
+    row: Callable[[str], T]
+    which: str = ""
+    order: str = "r.name"
+    seconds: Sequence[str] = ()
 
     def __call__(self, value: str | None = None) -> Call[T]:
-        return Call(self._verb, self._sql, {self._which: value} if self._which else {}, self._row)
+        numbers = ", ".join(f"'{name}', extract(epoch from r.{name})" for name in self.seconds)
+        rows = f"json_agg(to_jsonb(r) || jsonb_build_object({numbers}) order by {self.order})"
+        sql = f"select cast(coalesce({rows}, '[]') as text) from tallybook.{self.view} as r"  # noqa: S608
+        if not self.which:
+            return Call(self.verb, sql, {}, self.row)
+        where = f"where cast(%({self.which})s as text) is null or r.{self.which} = cast(%({self.which})s as text)"
+        return Call(self.verb, f"{sql} {where}", {self.which: value}, self.row)
 
 
 def _columns(listed: str) -> dict[str, str]:

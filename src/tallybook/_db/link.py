@@ -12,7 +12,6 @@ down, as if the peer had done it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import threading
@@ -28,7 +27,6 @@ from tallybook._db.sync import refusal
 from tallybook.errors import QueueUnavailable
 
 T = TypeVar("T")
-log = logging.getLogger("tallybook.db")
 
 # Keepalives find a dead peer in about 25 s when nothing is sent, tcp_user_timeout in 15 s when something is.
 CONNECT: dict[str, Any] = {
