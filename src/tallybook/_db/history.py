@@ -1,8 +1,17 @@
-"""The verbs over history and services, as pure values."""
+"""The verbs over history, services, the audit and the nonces of signed requests, as pure values."""
 
-from tallybook._db.declared import Simple, View
+import json
+from collections.abc import Mapping
+from typing import Literal, cast
+
+from tallybook._db.declared import Call, Declared, Simple, View
 from tallybook._db.texts import loads, record, records
-from tallybook._model.maintenance import HeldRange, RetentionInfo, ServiceInfo
+from tallybook._model.maintenance import AuditRow, HeldRange, RetentionInfo, ServiceInfo
+from tallybook._model.options import text_problem, whole
+from tallybook.errors import ConfigError
+
+Details = Mapping[str, object] | None
+Taken = Literal["fresh", "used", "late", "early"]
 
 _CLASS = {"class": "name"}
 retentions = View(
@@ -22,3 +31,43 @@ held = Simple("""
 
 services = View("services", "services", records(ServiceInfo), seconds=["every", "last_took"])()
 service_every = Simple("service_every(service text, every interval) -> boolean", bool)
+
+_ADD = Declared("audit_add(actor text, via text, action text, target jsonb, done jsonb) -> bigint")
+nonce_take = Simple("nonce_take(key text, nonce text, signed_at timestamptz) -> text", lambda said: cast(Taken, said))
+"""Checks whether a signed request may be served; "fresh" uses its nonce up, with the transaction."""
+
+# Each filter has its own form of the statement, so that each can use its index.
+_AUDITS = """\
+select cast(coalesce(json_agg(a order by a.id desc), '[]') as text) from (
+  select x.* from tallybook.audits as x
+   where x.id < cast(cast(%(before)s as text) as bigint)
+     and (cast(%(actor)s as text) is null or x.actor = cast(%(actor)s as text))
+     and (cast(%(action)s as text) is null or x.action = cast(%(action)s as text))
+   order by x.id desc limit cast(cast(%(max_rows)s as text) as int)) as a"""
+_EITHER = "(cast(%({0})s as text) is null or x.{0} = cast(%({0})s as text))"
+_OF_ACTOR, _OF_ACTION = (
+    _AUDITS.replace(_EITHER.format(name), f"x.{name} = cast(%({name})s as text)") for name in ("actor", "action")
+)
+
+
+def audit_add(actor: str, via: str, action: str, target: Details = None, done: Details = None) -> Call[int]:
+    """Record a change; returns the row's id."""
+    target_text, done_text = json.dumps(dict(target or {})), json.dumps(dict(done or {}))
+    return _ADD.call(int, actor=actor, via=via, action=action, target=target_text, done=done_text)
+
+
+def audits(*, actor: str | None, action: str | None, before: int | None, max_rows: int) -> Call[list[AuditRow]]:
+    for option, value in (("actor", actor), ("action", action)):
+        if value is not None and (not isinstance(value, str) or text_problem(value)):
+            raise ConfigError(option, value, "not a valid name")
+    if before is not None and (isinstance(before, bool) or not isinstance(before, int)):
+        raise ConfigError("before", before, "must be the id of a row")
+    last = 2**63 - 1
+    params = {
+        "actor": actor,
+        "action": action,
+        "before": str(last if before is None else max(min(before, last), -last)),
+        "max_rows": str(whole("max_rows", max_rows, 1, 1000)),
+    }
+    sql = _OF_ACTOR if actor is not None else _OF_ACTION if action is not None else _AUDITS
+    return Call("audits", sql, params, records(AuditRow))

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from tallybook import errors
 from tallybook._app import App
-from tallybook._db import audit
+from tallybook._db import history
 from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
 from tallybook._db.nodes import Answer, node_of
 from tallybook._db.verb import Verb, run
@@ -197,7 +197,7 @@ class Act(View):
         """Add the audit row, never with args or secrets. Every action calls this once, with the verb's `changed`."""
         self._audited = True
         if changed not in (False, "unchanged"):
-            await run(self.conn, audit.add(self.user, "web", action, target, done))
+            await run(self.conn, history.audit_add(self.user, "web", action, target, done))
 
     def nothing(self) -> None:
         """Declare that nothing was changed, so that no audit row is needed."""
