@@ -36,18 +36,12 @@ _ADD = Declared("audit_add(actor text, via text, action text, target jsonb, done
 nonce_take = Simple("nonce_take(key text, nonce text, signed_at timestamptz) -> text", lambda said: cast(Taken, said))
 """Checks whether a signed request may be served; "fresh" uses its nonce up, with the transaction."""
 
-# Each filter has its own form of the statement, so that each can use its index.
+# Each combination of filters has its own form of the statement, so that each can use its index.
 _AUDITS = """\
 select cast(coalesce(json_agg(a order by a.id desc), '[]') as text) from (
   select x.* from tallybook.audits as x
-   where x.id < cast(cast(%(before)s as text) as bigint)
-     and (cast(%(actor)s as text) is null or x.actor = cast(%(actor)s as text))
-     and (cast(%(action)s as text) is null or x.action = cast(%(action)s as text))
+   where x.id < cast(cast(%(before)s as text) as bigint){filters}
    order by x.id desc limit cast(cast(%(max_rows)s as text) as int)) as a"""
-_EITHER = "(cast(%({0})s as text) is null or x.{0} = cast(%({0})s as text))"
-_OF_ACTOR, _OF_ACTION = (
-    _AUDITS.replace(_EITHER.format(name), f"x.{name} = cast(%({name})s as text)") for name in ("actor", "action")
-)
 
 
 def audit_add(actor: str, via: str, action: str, target: Details = None, done: Details = None) -> Call[int]:
@@ -57,17 +51,14 @@ def audit_add(actor: str, via: str, action: str, target: Details = None, done: D
 
 
 def audits(*, actor: str | None, action: str | None, before: int | None, max_rows: int) -> Call[list[AuditRow]]:
-    for option, value in (("actor", actor), ("action", action)):
-        if value is not None and (not isinstance(value, str) or text_problem(value)):
+    given = {name: value for name, value in (("actor", actor), ("action", action)) if value is not None}
+    for option, value in given.items():
+        if not isinstance(value, str) or text_problem(value):
             raise ConfigError(option, value, "not a valid name")
     if before is not None and (isinstance(before, bool) or not isinstance(before, int)):
         raise ConfigError("before", before, "must be the id of a row")
     last = 2**63 - 1
-    params = {
-        "actor": actor,
-        "action": action,
-        "before": str(last if before is None else max(min(before, last), -last)),
-        "max_rows": str(whole("max_rows", max_rows, 1, 1000)),
-    }
-    sql = _OF_ACTOR if actor is not None else _OF_ACTION if action is not None else _AUDITS
-    return Call("audits", sql, params, records(AuditRow))
+    start = str(last if before is None else max(min(before, last), -last))
+    params = {**given, "before": start, "max_rows": str(whole("max_rows", max_rows, 1, 1000))}
+    filters = "".join(f" and x.{name} = cast(%({name})s as text)" for name in given)
+    return Call("audits", _AUDITS.format(filters=filters), params, records(AuditRow))
