@@ -42,16 +42,9 @@ TABLE: dict[str, Action] = {
     "55P03": Action.AGAIN,  # lock_timeout
     "57014": Action.AGAIN,  # statement_timeout, or cancelled by an operator
     "53": Action.WAIT,  # disk full, out of memory, too many connections, ...
-    "22P02": Action.PAYLOAD,
-    "22P05": Action.PAYLOAD,
-    "22003": Action.PAYLOAD,
-    "54000": Action.PAYLOAD,
-    "54001": Action.PAYLOAD,
-    "23514": Action.PAYLOAD,
     "TB": Action.OURS,
-    "28": Action.FINAL,
-    "3D": Action.FINAL,
-    "0P": Action.FINAL,
+    **dict.fromkeys(("22P02", "22P05", "22003", "54000", "54001", "23514"), Action.PAYLOAD),
+    **dict.fromkeys(("28", "3D", "0P"), Action.FINAL),
 }
 
 # libpq gives no SQLSTATE for a connection that the server refused. There is only a text, which may be translated. It

@@ -1,7 +1,7 @@
 """The verbs over subjects for producers, as pure values."""
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from tallybook._db.calls import PLURALS, RUN_AT, common
@@ -86,7 +86,6 @@ def upsert_many(calls: Sequence[SubjectCall]) -> Call[list[SubjectReport]]:
     return Call("subject_upsert_many", _many(_UPSERT_MANY), _columns(calls), _reports)
 
 
-@cache
 def _many(verb: Declared) -> str:
     return _MANY.replace("{called}", verb.called(**{name: f"g.{name}" for name in verb.params}))
 
@@ -102,18 +101,10 @@ def listed(**which: Any) -> Call[SubjectPage]:
 
 
 def list_params(
-    *,
-    task: str | None,
-    queue: str | None,
-    states: Sequence[str] | None,
-    prefix: str | None,
-    after: str | None,
-    max_subjects: int,
-    max_looked: int,
+    *, states: Sequence[str] | None, max_subjects: int, max_looked: int, **texts: str | None
 ) -> dict[str, str | None]:
-    """Return the parameters of the statement. Raises ConfigError for invalid values."""
+    """Return the parameters of the statement; `texts` are task, queue, prefix and after. Raises ConfigError."""
     those = some_of("states", states, STATES)
-    texts = {"task": task, "queue": queue, "prefix": prefix, "after": after}
     return {option: checked(option, value) for option, value in texts.items()} | {
         "states": None if those is None else text_array(those),
         "max_subjects": str(whole("max_subjects", max_subjects, 1, MOST)),
