@@ -9,8 +9,6 @@ psycopg then asks the server over another connection to cancel the statement, an
 down, as if the peer had done it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -5,8 +5,6 @@ times before Christ. A worker refuses such a job (see runner.py). A reader shows
 the value: no value that SQL can write prevents reading.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
