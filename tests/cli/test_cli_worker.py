@@ -20,8 +20,7 @@ from tallybook import App
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import load_app
 from tallybook._cli.worker import _check_schema, _run
-from tallybook._db.aside import aside
-from tallybook._db.link import Link
+from tallybook._db.link import Link, aside
 from tallybook._worker.life.signals import Stop
 from tallybook._worker.settings import WorkerSettings
 
