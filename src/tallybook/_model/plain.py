@@ -24,6 +24,7 @@ from tallybook._model.failure import safe_text
 
 SCALARS = frozenset({str, int, bool, NoneType, float})
 TEXT = frozenset({str})
+Convert = Callable[[Any], Any]  # returns a JSON value as an annotation requires; raises only Unfit, which has the path
 _MAX_DIGITS = 131_072  # before the decimal point: the limit of PostgreSQL's numeric, and so of jsonb
 
 
