@@ -10,7 +10,7 @@ from uuid import UUID
 
 from tallybook._model.durations import parse_iso_duration
 from tallybook._model.failure import safe_text
-from tallybook._model.plain import SCALARS, Convert, Unfit, Walk, kind_name
+from tallybook._model.payload import SCALARS, Convert, Unfit, Walk, kind_name
 
 
 def json_kind(value: object) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 from uuid import UUID
 
 from tallybook._model.options import as_option
-from tallybook._model.plain import Convert, Unfit
+from tallybook._model.payload import Convert, Unfit
 from tallybook.errors import PayloadError, SignatureError
 
 _EMPTY = inspect.Parameter.empty
