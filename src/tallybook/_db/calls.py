@@ -1,7 +1,5 @@
 """The verbs over single jobs, as pure values: see declared.py."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -141,7 +139,7 @@ def put_many(jobs: Sequence[JobCall], takes_failed: Callable[[str], bool]) -> Ca
     return Call("enqueue_many", _FAN_OUT.sql, params, as_given)  # for exactly_once, the same verb
 
 
-def get(job_id: int) -> Call[JobInfo]:
+def get(job_id: int) -> "Call[JobInfo]":
     """Read one job. Raises UnknownJob if there is none."""
     from tallybook._model.job_info import JobInfo
 

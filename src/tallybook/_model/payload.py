@@ -38,9 +38,7 @@ from tallybook.errors import PayloadError
 SCALARS = frozenset({str, int, bool, NoneType, float})
 TEXT = frozenset({str})
 Convert = Callable[[Any], Any]  # returns a JSON value as an annotation requires; raises only Unfit, which has the path
-_MAX_DIGITS = (
-    131_072  # before the decimal point: the limit of numeric, so of jsonb; a text of that length can hold more
-)
+_MAX_DIGITS = 131_072  # before the decimal point: the limit of PostgreSQL's numeric, and so of jsonb
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
@@ -57,7 +55,8 @@ def encode(value: object, *, task: str, max_bytes: int = 1_000_000, max_depth: i
         else:
             text = _dumps(Walk(max_depth=max_depth, max_members=max_bytes // 2).plain(value))
         size = len(text) if text.isascii() else len(text.encode())  # raises for a lone surrogate
-        # By default Python writes no integer of more than 4,300 digits; a process may have raised that limit.
+        # A text of that length can hold an integer that jsonb cannot store. By default Python writes none of more than
+        # 4,300 digits; a process may have raised that limit.
         storable = size < _MAX_DIGITS or 0 < sys.get_int_max_str_digits() <= _MAX_DIGITS
         if storable and size <= max_bytes and "\\u0000" not in text:
             return text
