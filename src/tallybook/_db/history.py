@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import Literal, cast
 
 from tallybook._db.declared import Call, Declared, Simple, View
 from tallybook._db.texts import loads, record, records
@@ -11,7 +10,6 @@ from tallybook._model.options import text_problem, whole
 from tallybook.errors import ConfigError
 
 Details = Mapping[str, object] | None
-Taken = Literal["fresh", "used", "late", "early"]
 
 _CLASS = {"class": "name"}
 retentions = View(
@@ -33,8 +31,8 @@ services = View("services", "services", records(ServiceInfo), seconds=["every", 
 service_every = Simple("service_every(service text, every interval) -> boolean", bool)
 
 _ADD = Declared("audit_add(actor text, via text, action text, target jsonb, done jsonb) -> bigint")
-nonce_take = Simple("nonce_take(key text, nonce text, signed_at timestamptz) -> text", lambda said: cast(Taken, said))
-"""Checks whether a signed request may be served; "fresh" uses its nonce up, with the transaction."""
+nonce_take = Simple("nonce_take(key text, nonce text, signed_at timestamptz) -> text", str)
+"""Checks a signed request: "fresh" (this uses its nonce up, with the transaction), "used", "late" or "early"."""
 
 # Each combination of filters has its own form of the statement, so that each can use its index.
 _AUDITS = """\
