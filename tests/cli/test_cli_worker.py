@@ -21,8 +21,7 @@ from tallybook._cli.database import check_schema
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import load_app
 from tallybook._cli.worker import _run
-from tallybook._db.aside import aside
-from tallybook._db.link import Link
+from tallybook._db.link import Link, aside
 from tallybook._worker.life.signals import Stop
 from tallybook._worker.settings import WorkerSettings
 

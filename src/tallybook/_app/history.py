@@ -3,7 +3,7 @@
 from datetime import timedelta
 from functools import partial
 
-from tallybook._db import audit, history
+from tallybook._db import history
 from tallybook._db.verb import ListOf, Noun, Verb, beside
 from tallybook._model.durations import parse_duration
 from tallybook._model.maintenance import AuditRow, Finding, HeldRange, RetentionInfo, ServiceInfo
@@ -71,7 +71,7 @@ class Audit(Noun):
 
             for row in await app.audit.list(actor="ada"): print(row.at, row.action, row.target)
         """
-        return self._verb(audit.audits(actor=actor, action=action, before=before, max_rows=max_rows))
+        return self._verb(history.audits(actor=actor, action=action, before=before, max_rows=max_rows))
 
 
 class Doctor(Noun):

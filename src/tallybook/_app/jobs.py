@@ -9,10 +9,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from tallybook._db import calls, filters
+from tallybook._db import calls
 from tallybook._db import jobs as many
-from tallybook._db.filters import DeadFilter
-from tallybook._db.jobs import LOOKED, JobFilter
+from tallybook._db.jobs import LOOKED, DeadFilter, JobFilter
 from tallybook._db.verb import ListOf, Noun, Pause, Steps, Verb, on_job, on_jobs
 from tallybook._model.job import Job, job_id
 from tallybook._model.job_info import Cancelled, DeadLetter, JobDone, JobPage, Reason, Retried, TraceEvent
@@ -136,7 +135,7 @@ class Jobs(Noun):
 
             await app.jobs.cancel_matching(task="sync_orders", args={"customer": 42}, reason="customer left")
         """
-        call = filters.cancel_many(
+        call = many.cancel_many(
             queue=queue, task=task, unique=unique, order_key=order_key, args=args,
             states=None if states is None else tuple(states), reason=reason, max_jobs=max_jobs,
         )  # fmt: skip
@@ -182,28 +181,28 @@ class Dead(Noun):
             for letter in await app.dead.list(task="charge", error="timeout"): ...
         """
         after = None if before_id is None else job_id(before_id)
-        return self._verb(filters.dead_letters(DeadFilter(**which), max_jobs, after))
+        return self._verb(many.dead_letters(DeadFilter(**which), max_jobs, after))
 
     def retry(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[Retried]:
         """Retry the dead letters that match, at most `max_jobs`, the oldest ones; filters as in `list`.
 
         await app.dead.retry(task="charge", since=outage_began)
         """
-        return self._verb(filters.retry_dead(DeadFilter(**which), max_jobs))
+        return self._verb(many.retry_dead(DeadFilter(**which), max_jobs))
 
     def drop(self, job: int | Job) -> Verb[bool]:
         """Delete one dead letter; False: there is none. The job's history remains."""
-        return on_job(self._app, job_id(job), filters.drop_dead(job_id(job)), no_job=operator.not_)
+        return on_job(self._app, job_id(job), many.drop_dead(job_id(job)), no_job=operator.not_)
 
     def drop_matching(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[int]:
         """Delete the dead letters that match, oldest first, at most `max_jobs`; return their number."""
-        return self._verb(filters.drop_dead_many(DeadFilter(**which), max_jobs))
+        return self._verb(many.drop_dead_many(DeadFilter(**which), max_jobs))
 
 
 def wait(job_id: int, patience: float, names: Mapping[str, Task[..., Any]]) -> Steps[Any]:
     """Poll until the job has ended; return its result."""
     until, pause = time.monotonic() + patience, _FIRST_LOOK
-    while (ended := (yield filters.result(job_id)))["state"] is None:
+    while (ended := (yield many.result(job_id)))["state"] is None:
         left = until - time.monotonic()
         if left <= 0:
             raise ResultTimeout(job_id, patience)

@@ -9,8 +9,8 @@ from tallybook._cli.common import agreed, command, json_object, limit_option, li
 from tallybook._cli.database import Db, each, newest
 from tallybook._cli.job import MANY, said_of, show, when
 from tallybook._cli.output import Columns, clean, short
-from tallybook._db import calls, filters, jobs
-from tallybook._db.filters import REASONS, DeadFilter
+from tallybook._db import calls, jobs
+from tallybook._db.jobs import REASONS, DeadFilter
 from tallybook._model.job_info import DeadLetter
 from tallybook.errors import TallybookError, UnknownJob
 
@@ -56,7 +56,7 @@ _COLUMNS: Columns = {
 @limit_option()
 def list_(db: Db, limit: int, **given: Any) -> list[DeadLetter]:
     """List dead letters, newest first."""
-    return db.run(filters.dead_letters(_which(given), limit))
+    return db.run(jobs.dead_letters(_which(given), limit))
 
 
 _chosen = options(
@@ -75,7 +75,7 @@ def retry(db: Db, yes: bool, **given: Any) -> str | None:
         return f"retried, attempt {db.of(job_id).run(calls.retry(job_id))}"
 
     def many(db: Db, which: DeadFilter) -> str:
-        done = db.run(filters.retry_dead(which, MANY))
+        done = db.run(jobs.retry_dead(which, MANY))
         refused = f", {done.refused} are not: another live job has their unique key" if done.refused else ""
         return f"{done.retried} jobs are retried{refused}"
 
@@ -94,7 +94,7 @@ def drop(db: Db, yes: bool, **given: Any) -> str | None:
         return "dropped" if done.done == "dropped" else "not changed: it is not dead"
 
     def many(db: Db, which: DeadFilter) -> str:
-        return f"{db.run(filters.drop_dead_many(which, MANY))} dead letters dropped"
+        return f"{db.run(jobs.drop_dead_many(which, MANY))} dead letters dropped"
 
     return _change(db, "drop", one, many, yes, **given)
 
@@ -125,7 +125,7 @@ def _change(
 
 
 def _may_change(db: Db, which: DeadFilter, verb: str, yes: bool) -> bool:
-    found = 0 if yes else db.run(filters.dead_count(which, 1001))
+    found = 0 if yes else db.run(jobs.dead_count(which, 1001))
     if not yes and not found:
         click.echo("no such dead letters")
     elif not (yes := agreed(db.named(f"{verb} {found if found <= 1000 else 'more than 1000'} dead letters?"), yes)):

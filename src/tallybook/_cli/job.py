@@ -14,7 +14,7 @@ from tallybook._cli.database import Db, Found, each, gathered, newest
 from tallybook._cli.enqueue import instant
 from tallybook._cli.errors import problem, say
 from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, print_rows, short
-from tallybook._db import calls, filters
+from tallybook._db import calls
 from tallybook._db import jobs as verbs
 from tallybook._db.declared import Call
 from tallybook._db.driver import Rollback
@@ -275,7 +275,7 @@ def _print_error(error: object) -> None:
 @click.option("--key", "unique", type=text, help="Only jobs with this unique key.")
 @click.option("--order-key", type=text, help="Only jobs with this order key.")
 @click.option("--args", metavar="JSON", type=text, help="Only if the args contain this JSON object.")
-@state_option(*filters.STATES)
+@state_option(*verbs.CANCELLABLE)
 def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_json: bool, **which: Any) -> None:
     """Cancel jobs; running ones are asked to stop.
 
@@ -293,7 +293,7 @@ def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_jso
 def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: dict[str, Any]) -> None:
     args = None if which["args"] is None else json_object("--args", which["args"])
     states = which.pop("states") or None
-    call = filters.cancel_many(**{**which, "args": args}, states=states, reason=reason, max_jobs=MANY)
+    call = verbs.cancel_many(**{**which, "args": args}, states=states, reason=reason, max_jobs=MANY)
     if "dead" in (states or ()) and not yes:
         # Other sessions would wait for the rows of dead letters meanwhile: count them first, and release them.
         with db.conn.transaction(force_rollback=True):

@@ -13,7 +13,6 @@ from tallybook._cli.common import command, dsn_option, duration, limit_option, l
 from tallybook._cli.database import Db, connect, conninfo, newest
 from tallybook._cli.errors import Problem, problem, say
 from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, yes_no
-from tallybook._db import audit as changes
 from tallybook._db import history as verbs
 from tallybook._db import migrate as schema
 from tallybook._db import nodes
@@ -196,7 +195,7 @@ def audit(db: Db, limit: int, **given: Any) -> list[AuditRow]:
     It contains changes made on the dashboard, through the operator API, in Django's admin and over MCP, but not those
     made on the command line.
     """
-    return db.run(changes.audits(**given, max_rows=limit))
+    return db.run(verbs.audits(**given, max_rows=limit))
 
 
 @command()

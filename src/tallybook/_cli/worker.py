@@ -21,8 +21,7 @@ import click
 from tallybook._cli.common import dsn_option, duration, queues_option, text
 from tallybook._cli.database import check_schema, conninfo
 from tallybook._cli.loading import app_option, load_app
-from tallybook._db.aside import aside
-from tallybook._db.link import Link
+from tallybook._db.link import Link, aside
 from tallybook._model.durations import format_duration
 from tallybook._task.catalogue import check_tasks
 from tallybook._worker import logs

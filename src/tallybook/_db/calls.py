@@ -1,14 +1,13 @@
 """The verbs over single jobs, as pure values: see declared.py."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.texts import known, loads, quoted, record, text_array
+from tallybook._db.texts import known, loads, quoted, record, text_array, utc
+from tallybook._model.durations import seconds_text
 from tallybook._model.job import Job, JobCall, arranged
 from tallybook._model.options import Options
 from tallybook.errors import UnknownJob, UnknownQueue
@@ -32,6 +31,8 @@ _ENQUEUE = Declared(f"enqueue({_JOB}) -> bigint", run_at=RUN_AT)
 _MORE = "order_key text, expires_at timestamptz, options jsonb"
 _ENQUEUE_MORE = Declared(f"enqueue({_JOB}, {_MORE}) -> bigint", run_at=RUN_AT)
 _ENQUEUE_MANY = Declared(f"enqueue_many({JOBS}) -> row (job_ids bigint[], created boolean[])", run_ats=RUN_ATS)
+PLURALS = {"priority": "priorities", **{name: name for name in ("args", "headers", "max_attempts", "options")}}
+"""The names of columns that are not the parameter's name with an s."""
 STATE = Declared("state(job_id bigint) -> text")
 cancel = Simple("cancel(job_id bigint, reason text) -> text", str)
 retry = Simple("retry(job_id bigint) -> int", int)
@@ -45,9 +46,8 @@ def enqueue(job: JobCall) -> Call[Job]:
     """Enqueue one job. A job with a unique key uses enqueue_many, which reports whether it was `created`."""
     if job.unique_key is not None:
         return _one(enqueue_many([job]))
-    options = job.options
-    params = {"task": job.task, "args": job.args, **common(options)}
-    more = {"order_key": options.order_key, "expires_at": options.expires_text, "options": options.options_text}
+    params = {"task": job.task, "args": job.args, **common(job.options)}
+    more = _more(job.options)
     if not any(more.values()):
         return Call("enqueue", _ENQUEUE.sql, params, Job)
     return Call("enqueue", _ENQUEUE_MORE.sql, {**params, **more}, Job)
@@ -57,12 +57,16 @@ def common(options: Options) -> dict[str, str | None]:
     """Return the parameters that jobs and subjects have in common."""
     return {
         "queue": options.queue,
-        "run_at": options.run_at_text,
-        "delay": options.delay_text,
+        "run_at": utc(options.run_at),
+        "delay": None if options.delay is None else seconds_text(options.delay),
         "priority": str(options.priority),
         "max_attempts": None if options.max_attempts is None else str(options.max_attempts),
         "headers": options.headers,
     }
+
+
+def _more(options: Options) -> dict[str, str | None]:
+    return {"order_key": options.order_key, "expires_at": utc(options.expires_at), "options": options.options_text}
 
 
 def enqueue_many(jobs: Sequence[JobCall]) -> Call[list[Job]]:
@@ -76,32 +80,23 @@ def enqueue_many(jobs: Sequence[JobCall]) -> Call[list[Job]]:
     shared = jobs[0].options
     if all(job.options is shared for job in jobs):
         # Usually all jobs are of one kind; then every column is one value, repeated.
-        for column, text in _columns(shared):
-            if text is not None:
-                params[column] = "{" + ",".join([quoted(text)] * len(jobs)) + "}"
+        for column, text in _columns(shared).items():
+            params[column] = "{" + ",".join([quoted(text)] * len(jobs)) + "}"
     else:
         rows = {id(job.options): _columns(job.options) for job in jobs}
-        for at, (column, _) in enumerate(_columns(shared)):
-            texts = [rows[id(job.options)][at][1] for job in jobs]
-            if any(text is not None for text in texts):
-                params[column] = text_array(texts)
+        for column in set().union(*rows.values()):
+            params[column] = text_array([rows[id(job.options)].get(column) for job in jobs])
     return Call("enqueue_many", _ENQUEUE_MANY.sql, params, _jobs)
 
 
-def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
-    return (
-        ("queues", options.queue),
-        ("priorities", str(options.priority)),
-        ("run_ats", options.run_at_text),
-        ("delays", options.delay_text),
-        ("max_attempts", None if options.max_attempts is None else str(options.max_attempts)),
-        ("headers", options.headers),
-        ("on_conflicts", None if options.on_conflict == "skip" else options.on_conflict),
-        ("unique_whiles", None if options.unique_while == "running" else options.unique_while),
-        ("order_keys", options.order_key),
-        ("expires_ats", options.expires_text),
-        ("options", options.options_text),
-    )
+def _columns(options: Options) -> dict[str, str]:
+    found = {
+        **common(options),
+        **_more(options),
+        "on_conflict": None if options.on_conflict == "skip" else options.on_conflict,
+        "unique_while": None if options.unique_while == "running" else options.unique_while,
+    }
+    return {PLURALS.get(name, f"{name}s"): text for name, text in found.items() if text is not None}
 
 
 FAILED = "failed"  # the parameter of a task that receives the parents that did not complete
@@ -144,7 +139,7 @@ def put_many(jobs: Sequence[JobCall], takes_failed: Callable[[str], bool]) -> Ca
     return Call("enqueue_many", _FAN_OUT.sql, params, as_given)  # for exactly_once, the same verb
 
 
-def get(job_id: int) -> Call[JobInfo]:
+def get(job_id: int) -> "Call[JobInfo]":
     """Read one job. Raises UnknownJob if there is none."""
     from tallybook._model.job_info import JobInfo
 

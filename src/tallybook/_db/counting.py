@@ -1,9 +1,9 @@
 """The verbs over the counters, as pure values."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.texts import at, duration, loads, records
+from tallybook._db.texts import at, duration, loads, records, utc
 from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
 from tallybook._model.options import check_name
 from tallybook.errors import InvalidArgument
@@ -93,7 +93,7 @@ def _steps(step: timedelta | str, since: Since | None) -> dict[str, str | None]:
     return {"step": duration("step", step), "since": at, "ago": ago}
 
 
-def _instant(option: str, value: datetime) -> str:
+def _instant(option: str, value: datetime) -> str | None:
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise InvalidArgument(f"{option} must be a datetime with a zone, not {value!r}")
-    return value.astimezone(UTC).isoformat()
+    return utc(value)

@@ -14,7 +14,8 @@ sync.py runs it on the user's own connection, on every driver, with any settings
 Arrays are sent as PostgreSQL's array literal, which takes a fifth of the time of the drivers' list adaptation.
 
 Other modules of this folder have a function for each verb, which checks its values and returns the Call; without such
-checks it is a Simple. The verb itself is documented once, at the App's noun that people call it by.
+checks it is a Simple, and of a view a View. The verb itself is documented once, at the App's noun that people call it
+by.
 
 A worker has its own psycopg connections: `CANCEL.worker` is a statement with `%s`, for values in the declared order.
 tests/db/test_declared.py compares each declaration with pg_proc.
@@ -23,11 +24,11 @@ tests/db/test_declared.py compares each declaration with pg_proc.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache, cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from tallybook._db.texts import duration, text_array
+from tallybook._db.texts import duration, text_array, utc
 from tallybook._model.durations import format_duration
 from tallybook._model.options import check_instant, check_name
 from tallybook.errors import TallybookError, UnknownJob
@@ -67,44 +68,24 @@ class Declared:
     Names before a type share it. A parameter that is left out has its default. If a parameter is not sent unchanged,
     `sent` has its expression: a constant, or with {name} for a value of that parameter's type, {name:type} for another
     type. The parameters of internal functions are named p_name; their values have the plain names. `unknown` is as in
-    Call; `verb` is the name for people if it differs from the function's. Everything is rendered at its first use.
+    Call; `verb` is the name for people if it differs from the function's. Statements are rendered at their first use.
     """
 
     def __init__(
         self, signature: str, /, *, verb: str | None = None, unknown: type[TallybookError] = UnknownJob, **sent: str
     ) -> None:
-        self.signature, self.sent = signature, sent
-        self._verb, self._unknown = verb, unknown
-
-    @cached_property
-    def _parts(self) -> re.Match[str]:
-        found = _SIGNATURE.fullmatch(self.signature)
+        found = _SIGNATURE.fullmatch(signature)
         if found is None:
-            raise ValueError(f"not a declaration of a function: {self.signature}")
-        return found
-
-    @cached_property
-    def name(self) -> str:
-        return self._parts["name"]
-
-    @cached_property
-    def params(self) -> dict[str, str]:
-        return _columns(self._parts["params"])
-
-    @cached_property
-    def kind(self) -> str:
-        """The kind of its result: row, rows, or the type of a single value."""
-        return self._parts["kind"] or self._parts["result"].strip()
-
-    @cached_property
-    def columns(self) -> dict[str, str]:
-        """The columns of its rows that are read, with their types."""
-        return _columns(self._parts["result"]) if self._parts["kind"] else {}
+            raise ValueError(f"not a declaration of a function: {signature}")
+        self.name, self.params, self.sent = found["name"], _columns(found["params"]), sent
+        self.kind = found["kind"] or found["result"].strip()  # row, rows, or the type of a single value
+        self.columns = _columns(found["result"]) if found["kind"] else {}  # those that are read, with their types
+        self._order, self._verb, self._unknown = found["order"], verb, unknown
 
     @cached_property
     def sql(self) -> str:
         """The statement for producers: one row of one column."""
-        return _AS_TEXT.get(self.kind, "select {}").format(self.called(), order=self._parts["order"])
+        return _AS_TEXT.get(self.kind, "select {}").format(self.called(), order=self._order)
 
     @cached_property
     def nulls(self) -> dict[str, str | None]:
@@ -168,8 +149,32 @@ class Simple(Declared, Generic[T]):
                 given[param] = duration(param, value)
             elif self.params.get(param) == "timestamptz":
                 check_instant(param, value)
-                given[param] = value.astimezone(UTC).isoformat()
+                given[param] = utc(value)
         return self.call(self._row, **given)
+
+
+@dataclass(frozen=True, slots=True)
+class View(Generic[T]):
+    """A verb that reads a view: `rates("mail")` is the Call for the rows with this value in `which`, `rates()` for all.
+
+    Intervals, named in `seconds`, are read as numbers, because their format depends on the user's settings.
+    """
+
+    verb: str
+    view: str
+    row: Callable[[str], T]
+    which: str = ""
+    order: str = "r.name"
+    seconds: Sequence[str] = ()
+
+    def __call__(self, value: str | None = None) -> Call[T]:
+        numbers = ", ".join(f"'{name}', extract(epoch from r.{name})" for name in self.seconds)
+        rows = f"json_agg(to_jsonb(r) || jsonb_build_object({numbers}) order by {self.order})"
+        sql = f"select cast(coalesce({rows}, '[]') as text) from tallybook.{self.view} as r"  # noqa: S608
+        if not self.which:
+            return Call(self.verb, sql, {}, self.row)
+        where = f"where cast(%({self.which})s as text) is null or r.{self.which} = cast(%({self.which})s as text)"
+        return Call(self.verb, f"{sql} {where}", {self.which: value}, self.row)
 
 
 def _columns(listed: str) -> dict[str, str]:

@@ -7,28 +7,28 @@ An answer has a time limit, for peers that are silent but not gone: TCP's own ti
 a pooler or a NAT that keeps the socket but drops its data. Cancelling the waiting coroutine would not help either:
 psycopg then asks the server over another connection to cancel the statement, and waits for that. So the socket is shut
 down, as if the peer had done it.
+
+A call that may hang would block one of asyncio's few threads. Its own thread keeps neither the loop nor the process
+alive. A caller that stops waiting cancels and leaves it behind.
 """
 
-from __future__ import annotations
-
 import asyncio
-import logging
+import contextvars
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 import psycopg
 
-from tallybook._db.aside import aside
 from tallybook._db.policy import Action, Outage, action_for, backoff, first_line, is_final, is_gone
 from tallybook._db.sync import refusal
 from tallybook.errors import QueueUnavailable
 
 T = TypeVar("T")
-log = logging.getLogger("tallybook.db")
 
 # Keepalives find a dead peer in about 25 s when nothing is sent, tcp_user_timeout in 15 s when something is.
 # Behind a pooler in transaction mode, each transaction may run in another session: only who knows better prepares.
@@ -56,6 +56,7 @@ _REPLACED = ("XX000", "0A000")
 _COMES_BACK = (Action.RECONNECT, Action.WAIT, Action.AGAIN)
 # A verb without an answer by then is sent again on a new connection. It may only be slow, so the next limit is longer.
 _ANSWER, _LONGEST_ANSWER = 30.0, 600.0
+_CANCEL_AGAIN = 1.0
 _ON_CONNECT = 120.0  # it may rebase the lanes after a move; if that takes longer, the next connection finds it done
 
 
@@ -67,6 +68,42 @@ def dsn_for_people(dsn: str) -> str:
         return "the given DSN"
     shown = " ".join(f"{key}={parts[key]}" for key in ("host", "port", "dbname", "user") if parts.get(key))
     return shown or "the server of the PG* variables"
+
+
+def daemon(call: Callable[..., T], *args: Any, name: str = "tallybook-aside") -> Future[T]:
+    """Run the call in a daemon thread, with a copy of this context."""
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            answer.set_result(context.run(call, *args))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer
+
+
+async def aside(call: Callable[..., T], *args: Any) -> T:
+    """Return the call's result, or raise its error, from a daemon thread with a copy of this context."""
+    return await asyncio.wrap_future(daemon(call, *args))
+
+
+async def end(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel these tasks until all have ended; ignore their errors.
+
+    One cancel may not be enough: psycopg 3.2 waits with `asyncio.wait_for`, and in Python 3.11 this loses a cancel that
+    comes together with the server's answer.
+    """
+    left = list(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        ended, pending = await asyncio.wait(left, timeout=_CANCEL_AGAIN)
+        await asyncio.gather(*ended, return_exceptions=True)
+        left = list(pending)
 
 
 class NoAnswer(psycopg.OperationalError):

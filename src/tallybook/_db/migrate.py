@@ -71,21 +71,19 @@ class SchemaInfo:
 
 
 def migrations() -> list[tuple[int, str, str]]:
-    """Return number, name and text of every migration of this release, in order."""
-    return [(number, name, _included(file.read_text("utf-8"))) for number, name, file in _numbered()]
+    """Return number, name and text of every migration, in order, with the files that it includes, as in psql."""
+    folder = resources.files("tallybook") / "sql"
+
+    def included(match: re.Match[str]) -> str:
+        return folder.joinpath(*match[1].split("/")).read_text("utf-8").rstrip()
+
+    return [(n, name, commented(_INCLUDE.sub(included, file.read_text("utf-8")))) for n, name, file in _numbered()]
 
 
 def _numbered() -> list[tuple[int, str, Traversable]]:
     folder = resources.files("tallybook") / "sql" / "migrations"
     found = ((re.fullmatch(r"(\d{4})_\w+\.sql", file.name), file) for file in folder.iterdir())
     return sorted((int(match[1]), file.name, file) for match, file in found if match)
-
-
-def _included(text: str) -> str:
-    """Return a migration's text with the files that it includes, by their path from its own folder, as in psql."""
-    folder = resources.files("tallybook") / "sql"
-    included = _INCLUDE.sub(lambda match: folder.joinpath(*match[1].split("/")).read_text("utf-8").rstrip(), text)
-    return commented(included)
 
 
 def latest() -> int:

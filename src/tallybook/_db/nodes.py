@@ -17,9 +17,8 @@ from typing import Any, Generic
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tallybook._db.aside import daemon
 from tallybook._db.declared import Call, Simple, T
-from tallybook._db.link import CONNECT, ThreadSocketTimeout, dsn_for_people
+from tallybook._db.link import CONNECT, ThreadSocketTimeout, daemon, dsn_for_people
 from tallybook._db.policy import first_line, unreached
 from tallybook._db.source import Source
 from tallybook._db.texts import READER, loads

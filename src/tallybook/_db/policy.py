@@ -42,16 +42,9 @@ TABLE: dict[str, Action] = {
     "55P03": Action.AGAIN,  # lock_timeout
     "57014": Action.AGAIN,  # statement_timeout, or cancelled by an operator
     "53": Action.WAIT,  # disk full, out of memory, too many connections, ...
-    "22P02": Action.PAYLOAD,
-    "22P05": Action.PAYLOAD,
-    "22003": Action.PAYLOAD,
-    "54000": Action.PAYLOAD,
-    "54001": Action.PAYLOAD,
-    "23514": Action.PAYLOAD,
     "TB": Action.OURS,
-    "28": Action.FINAL,
-    "3D": Action.FINAL,
-    "0P": Action.FINAL,
+    **dict.fromkeys(("22P02", "22P05", "22003", "54000", "54001", "23514"), Action.PAYLOAD),
+    **dict.fromkeys(("28", "3D", "0P"), Action.FINAL),
 }
 
 # libpq gives no SQLSTATE for a connection that the server refused. There is only a text, which may be translated. It
@@ -127,7 +120,8 @@ class Outage:
             self._began = now
         self.failures += 1
         seen = self.failures - self._quiet
-        if self._is_due(seen, now):
+        due = seen == 1 or (0 < seen <= self.MANY and seen % self.EVERY == 0)
+        if due or (seen > self.MANY and now - self._said_at >= self.SELDOM):
             self._said, self._said_at = True, now
             more = f" ({self.failures} times in {now - self._began:.0f} s)" if self.failures > 1 else ""
             log.warning("%s: %s; trying again%s", self._what, first_line(error), more)
@@ -136,13 +130,6 @@ class Outage:
         if self.failures == 1:  # at once, but not all workers of a restarted server in the same moment
             return random.uniform(0.0, 0.05)
         return min(backoff(self.failures - 1), self._longest)
-
-    def _is_due(self, seen: int, now: float) -> bool:
-        if seen < 1:
-            return False
-        if seen >= self.MANY:
-            return now - self._said_at >= self.SELDOM or seen == self.MANY
-        return seen == 1 or seen % self.EVERY == 0
 
     def over(self) -> None:
         """End the outage: the connection works again."""

@@ -54,14 +54,13 @@ def shares_sessions(dsn: str, **connect: Any) -> bool:
         psycopg.connect(dsn, autocommit=True, **connect) as one,
         psycopg.connect(dsn, autocommit=True, **connect) as other,
     ):
-        seen: dict[int, set[int]] = {0: set(), 1: set()}
-        pair = (one, other)
+        seen: dict[Any, set[int]] = {one: set(), other: set()}
         for turn in range(8):  # a busy pooler might hide it
-            holder, visitor = pair[turn % 2], pair[1 - turn % 2]
+            holder, visitor = (other, one) if turn % 2 else (one, other)
             with holder.transaction():  # an idle session is now given to the visitor, or stays its own
-                seen[turn % 2].add(_pid(holder))
-                seen[1 - turn % 2].add(_pid(visitor))
-        return len(seen[0]) > 1 or len(seen[1]) > 1 or bool(seen[0] & seen[1])
+                seen[holder].add(_pid(holder))
+                seen[visitor].add(_pid(visitor))
+        return len(seen[one]) > 1 or len(seen[other]) > 1 or bool(seen[one] & seen[other])
 
 
 async def make_fit(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tallybook._db.declared import Call, Declared, Simple
+from tallybook._db.declared import Call, Declared, Simple, View
 from tallybook._db.texts import loads, record, records
 from tallybook._model.provider import Place, Sealed
 from tallybook.errors import UnknownProvider
@@ -85,10 +85,9 @@ select cast(coalesce(json_agg(to_jsonb(p) || jsonb_build_object(
                'set_at', f.set_at, 'sealed_at', f.sealed_at) order by f.field, f.slot), '[]')
                from tallybook.provider_field as f where f.provider = p.name)) order by p.name), '[]') as text)
   from tallybook.providers as p where p.name = coalesce(cast(%(name)s as text), p.name)"""
-_ROUTES = """\
-select cast(coalesce(json_agg(r order by r.data_type, r.symbol nulls last), '[]') as text)
-  from tallybook.provider_routes as r
- where r.data_type = coalesce(cast(%(data_type)s as text), r.data_type)"""
+_MATCHING = "r.data_type, r.symbol nulls last"
+routes = View("providers", "provider_routes", records(Route), which="data_type", order=_MATCHING)
+"""The routes, of one kind of data or all; specific ones first, in the order of matching."""
 _SET = Declared("provider_set(name text, kind text, settings jsonb, active boolean) -> text")
 drop = Simple("provider_drop(name text) -> boolean", bool)
 route_set = Simple(
@@ -127,11 +126,6 @@ keys_in_use: Call[dict[str, int]] = Call("providers", _KEYS_IN_USE, {}, loads)  
 def listed(name: str | None = None) -> Call[list[Listed]]:
     """Return all providers, or one, for people."""
     return Call("providers", _LIST, {"name": name}, _listed)
-
-
-def routes(data_type: str | None = None) -> Call[list[Route]]:
-    """Return the routes, of one kind of data or all; specific ones first, in the order of matching."""
-    return Call("providers", _ROUTES, {"data_type": data_type}, records(Route))
 
 
 def set_(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:

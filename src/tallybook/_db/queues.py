@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from tallybook._db.declared import Call, Declared, Simple, Value
+from tallybook._db.declared import Call, Declared, Simple, Value, View
 from tallybook._db.texts import duration, loads, record, records, text_array
 from tallybook._model.options import check_name
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
@@ -29,12 +29,6 @@ _TOP = Declared("""
   queue_top(queue text, states text[], max_jobs int, after text)
   -> rows (position id bigint, task state text, priority int, run_at enqueued_at timestamptz, place text)
      order by r.position""", unknown=UnknownQueue)  # fmt: skip
-_QUEUES = """\
-select cast(coalesce(jsonb_agg(to_jsonb(q) || jsonb_build_object(
-    'error_retention', extract(epoch from q.error_retention),
-    'metrics_retention', extract(epoch from q.metrics_retention)) order by q.name), '[]') as text)
-  from tallybook.queues as q
- where cast(%(name)s as text) is null or q.name = cast(%(name)s as text)"""
 
 
 def set_(
@@ -92,11 +86,10 @@ def top(queue: str, *, states: Sequence[str] | None, max_jobs: int, after: str |
     return _TOP.call(records(TopJob), queue=queue, states=those, max_jobs=max_jobs, after=after)
 
 
-def queues(name: str | None = None) -> Call[list[QueueInfo]]:
-    """Return all queues that have settings or have had a job, or the one of this name."""
-    return Call("queues", _QUEUES, {"name": name}, _queues)
-
-
 def _queues(text: str) -> list[QueueInfo]:
     rows = ({name: value for name, value in row.items() if value is not None} for row in loads(text))
     return [record(QueueInfo, row) for row in rows]
+
+
+queues = View("queues", "queues", _queues, which="name", seconds=["error_retention", "metrics_retention"])
+"""All queues that have settings or have had a job, or the one of this name."""

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
-from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.texts import at, loads, records
+from tallybook._db.declared import Call, Declared, Simple, View
+from tallybook._db.texts import at, loads, records, utc
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_instant, check_name
 from tallybook._model.rate import BreakerInfo, BreakerRule, ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
@@ -21,16 +21,12 @@ _PUSH_FOR = f"select cast(to_json({PUSH.called(until=_FROM_NOW)}) as text)"
 _LONGEST_PUSH = timedelta(days=36525)
 _SET_CONCURRENCY = Declared("concurrency_limit_set(name text, most int) -> text")
 drop_concurrency = Simple("concurrency_limit_drop(name text) -> boolean", bool, names=_NAME)
-# Durations as numbers, because the format of an interval depends on the user's settings.
-_RATES = """\
-select cast(coalesce(json_agg(to_jsonb(r) || jsonb_build_object('per', extract(epoch from r.per)) order by r.name),
-  '[]') as text)
-  from tallybook.rate as r where cast(%(name)s as text) is null or r.name = cast(%(name)s as text)"""
 NAMES = Declared("_limit_names() -> text[]")
 REGISTER = Declared("_limits_register(p_app text, p_rules jsonb) -> void")
-_CONCURRENCY = """\
-select cast(coalesce(json_agg(c order by c.name), '[]') as text)
-  from tallybook.concurrency as c where cast(%(name)s as text) is null or c.name = cast(%(name)s as text)"""
+# All keys in use, and rules without a used key of their own name; or the one of this name.
+rates = View("rates", "rate", records(RateInfo), which="name", seconds=["per"])
+concurrency = View("concurrency", "concurrency", records(ConcurrencyInfo), which="name")
+breakers = View("breakers", "breaker", records(BreakerInfo), seconds=["per", "open_for"])()
 
 
 def set_(rule: RateRule) -> Call[str]:
@@ -50,21 +46,11 @@ def push(name: str, until: datetime | timedelta | str) -> Call[datetime]:
         params = {"name": name, "until": format_duration(length)}
         return Call("rate_limit_push", _PUSH_FOR, params, lambda text: at(loads(text)))
     check_instant("until", until)
-    return PUSH.call(lambda text: at(loads(text)), name=name, until=until.astimezone(UTC).isoformat())
-
-
-def rates(name: str | None = None) -> Call[list[RateInfo]]:
-    """Return all keys in use, and rules without a used key of their own name; or the one of this name."""
-    return Call("rates", _RATES, {"name": name}, records(RateInfo))
+    return PUSH.call(lambda text: at(loads(text)), name=name, until=utc(until))
 
 
 def set_concurrency(rule: ConcurrencyRule) -> Call[str]:
     return _SET_CONCURRENCY.call(str, name=rule.name, most=rule.most)
-
-
-def concurrency(name: str | None = None) -> Call[list[ConcurrencyInfo]]:
-    """Return all keys in use, and rules without a used key of their own name; or the one of this name."""
-    return Call("concurrency", _CONCURRENCY, {"name": name}, records(ConcurrencyInfo))
 
 
 _SET_BREAKER = Declared("breaker_set(name text, failures int, per interval, open_for interval) -> text")
@@ -73,10 +59,6 @@ open_breaker = Simple(
 )
 drop_breaker = Simple("breaker_drop(name text) -> boolean", bool, names=_NAME)
 close_breaker = Simple("breaker_close(name text) -> boolean", bool, names=_NAME)
-_BREAKERS = """\
-select cast(coalesce(json_agg(to_jsonb(b) || jsonb_build_object(
-  'per', extract(epoch from b.per), 'open_for', extract(epoch from b.open_for)) order by b.name), '[]') as text)
-  from tallybook.breaker as b"""
 
 
 def set_breaker(rule: BreakerRule) -> Call[str]:
@@ -86,10 +68,6 @@ def set_breaker(rule: BreakerRule) -> Call[str]:
 def _breaker(rule: BreakerRule) -> dict[str, str]:
     per, open_for = format_duration(rule.per), format_duration(rule.open_for)
     return {"name": rule.name, "failures": str(rule.failures), "per": per, "open_for": open_for}
-
-
-breakers = Call("breakers", _BREAKERS, {}, records(BreakerInfo))
-"""All used keys, and the rules without a used key of their own name."""
 
 
 def registered(

@@ -40,7 +40,7 @@ class RoundTrips:
             return
         for name, text in self._statements.items():
             self._pg.send_prepare(name.encode(), text.encode())
-        self._raise_first(await self._wait(1))
+        self._rows(await self._wait(1))
 
     def close(self) -> None:
         """Stop watching the socket. Call it before the connection is closed."""
@@ -65,19 +65,17 @@ class RoundTrips:
         except psycopg.Error:
             self._unwatch()
             raise
-        results = await self._wait(len(calls))
-        self._raise_first(results)
-        return [self._rows(result) for result in results]
+        return self._rows(await self._wait(len(calls)))
 
-    def _raise_first(self, results: list[Any]) -> None:
+    def _rows(self, results: list[Any]) -> list[list[tuple[Any, ...]]]:
+        rows = []
         for result in results:
             if result.status not in _OK:
                 raise errors.error_from_result(result)
-
-    def _rows(self, result: Any) -> list[tuple[Any, ...]]:
-        transformer = adapt.Transformer(self._conn)
-        transformer.set_pgresult(result)
-        return transformer.load_rows(0, result.ntuples, tuple)
+            transformer = adapt.Transformer(self._conn)
+            transformer.set_pgresult(result)
+            rows.append(transformer.load_rows(0, result.ntuples, tuple))
+        return rows
 
     async def _wait(self, syncs: int) -> list[Any]:
         try:

@@ -21,14 +21,12 @@ Maker = Callable[[], Any]
 
 def _made(makers: tuple[Maker, ...], kind: str) -> Maker | None:
     """Return the first of the user's makers whose sessions are of this kind, or None if there is no maker."""
-    for maker in makers:
-        if kind_of(maker()) == kind:
-            return maker
-    if makers:
+    found = next((maker for maker in makers if kind_of(maker()) == kind), None)
+    if makers and found is None:
         what = "an AsyncSession" if kind.startswith("async") else "a Session"
         hint = "Pass both as a tuple: App(..., session=(sessionmaker(engine), async_sessionmaker(async_engine)))"
         raise ConfigError("session", makers[0], f"a task's annotation requires {what}, but none is made", hint=hint)
-    return None
+    return found
 
 
 _URL = "postgresql+psycopg://"

@@ -1,10 +1,10 @@
 """The verbs over subjects for producers, as pure values."""
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
-from tallybook._db.calls import RUN_AT, common
+from tallybook._db.calls import PLURALS, RUN_AT, common
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.texts import checked, loads, record, some_of, text_array
 from tallybook._model.options import Options, whole
@@ -86,7 +86,6 @@ def upsert_many(calls: Sequence[SubjectCall]) -> Call[list[SubjectReport]]:
     return Call("subject_upsert_many", _many(_UPSERT_MANY), _columns(calls), _reports)
 
 
-@cache
 def _many(verb: Declared) -> str:
     return _MANY.replace("{called}", verb.called(**{name: f"g.{name}" for name in verb.params}))
 
@@ -102,18 +101,10 @@ def listed(**which: Any) -> Call[SubjectPage]:
 
 
 def list_params(
-    *,
-    task: str | None,
-    queue: str | None,
-    states: Sequence[str] | None,
-    prefix: str | None,
-    after: str | None,
-    max_subjects: int,
-    max_looked: int,
+    *, states: Sequence[str] | None, max_subjects: int, max_looked: int, **texts: str | None
 ) -> dict[str, str | None]:
-    """Return the parameters of the statement. Raises ConfigError for invalid values."""
+    """Return the parameters of the statement; `texts` are task, queue, prefix and after. Raises ConfigError."""
     those = some_of("states", states, STATES)
-    texts = {"task": task, "queue": queue, "prefix": prefix, "after": after}
     return {option: checked(option, value) for option, value in texts.items()} | {
         "states": None if those is None else text_array(those),
         "max_subjects": str(whole("max_subjects", max_subjects, 1, MOST)),
@@ -135,10 +126,7 @@ def _params(call: SubjectCall) -> dict[str, str | None]:
 
 def _columns(calls: Sequence[SubjectCall]) -> dict[str, str | None]:
     rows = [_params(call) for call in calls]
-    return {_PLURAL.get(name, f"{name}s"): text_array([row[name] for row in rows]) for name in rows[0]}
-
-
-_PLURAL = {"priority": "priorities", **{name: name for name in ("args", "max_attempts", "options", "headers")}}
+    return {PLURALS.get(name, f"{name}s"): text_array([row[name] for row in rows]) for name in rows[0]}
 
 
 def _pushed(name: str, found: str) -> SubjectReport:

@@ -38,26 +38,22 @@ def done(running: Coroutine[Any, Any, T]) -> T:
 
 
 # By the names of its classes, so that no library has to be imported.
-_KINDS = {
-    "psycopg.Connection": "psycopg",
-    "psycopg.AsyncConnection": "async psycopg",
-    "asyncpg.connection.Connection": "async asyncpg",
-    "asyncpg.pool.PoolConnectionProxy": "async asyncpg",
-    "sqlalchemy.engine.base.Connection": "sqlalchemy connection",
-    "sqlalchemy.orm.session.Session": "sqlalchemy session",
-    "sqlalchemy.orm.scoping.scoped_session": "sqlalchemy session",
-    "sqlalchemy.ext.asyncio.engine.AsyncConnection": "async sqlalchemy connection",
-    "sqlalchemy.ext.asyncio.session.AsyncSession": "async sqlalchemy session",
-    "sqlalchemy.ext.asyncio.scoping.async_scoped_session": "async sqlalchemy session",
-    "django.db.backends.base.base.BaseDatabaseWrapper": "django",
-    "django.utils.connection.ConnectionProxy": "django",
-    "builtins.str": "django alias",
+_NAMES = {
+    "psycopg": "psycopg.Connection",
+    "async psycopg": "psycopg.AsyncConnection",
+    "async asyncpg": "asyncpg.connection.Connection asyncpg.pool.PoolConnectionProxy",
+    "sqlalchemy connection": "sqlalchemy.engine.base.Connection",
+    "sqlalchemy session": "sqlalchemy.orm.session.Session sqlalchemy.orm.scoping.scoped_session",
+    "async sqlalchemy connection": "sqlalchemy.ext.asyncio.engine.AsyncConnection",
+    "async sqlalchemy session": "sqlalchemy.ext.asyncio.session.AsyncSession"
+    " sqlalchemy.ext.asyncio.scoping.async_scoped_session",
+    "django": "django.db.backends.base.base.BaseDatabaseWrapper django.utils.connection.ConnectionProxy",
+    "django alias": "builtins.str",
     # Not connections; recognized so that the error can name what to pass instead.
-    "psycopg_pool.base.BasePool": "pool",
-    "asyncpg.pool.Pool": "pool",
-    "sqlalchemy.engine.base.Engine": "pool",
-    "sqlalchemy.ext.asyncio.engine.AsyncEngine": "pool",
+    "pool": "psycopg_pool.base.BasePool asyncpg.pool.Pool sqlalchemy.engine.base.Engine"
+    " sqlalchemy.ext.asyncio.engine.AsyncEngine",
 }
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 
 _SYNC = "a psycopg Connection, a SQLAlchemy Session or Connection, a Django connection or its alias, or the App"
 _ASYNC = "a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection, or the App"

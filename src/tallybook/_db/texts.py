@@ -5,8 +5,6 @@ times before Christ. A worker refuses such a job (see runner.py). A reader shows
 the value: no value that SQL can write prevents reading.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -178,12 +176,17 @@ def checked(option: str, value: str | None) -> str | None:
     return value
 
 
+def utc(at: datetime | None) -> str | None:
+    """Return an instant in a form that every server reads alike, for any DateStyle and time zone."""
+    return None if at is None else at.astimezone(UTC).isoformat()
+
+
 def moment(option: str, value: datetime | None) -> str | None:
     """Return an instant for the server. Raises ConfigError for a time without its zone."""
     if value is None:
         return None
     check_instant(option, value, "Write datetime.now(UTC) - ...")
-    return value.astimezone(UTC).isoformat()
+    return utc(value)
 
 
 def duration(option: str, value: timedelta | str | None) -> str | None:

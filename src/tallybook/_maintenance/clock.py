@@ -17,10 +17,9 @@ from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from tallybook._db.aside import aside
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
-from tallybook._db.link import Link
+from tallybook._db.link import Link, aside
 from tallybook._maintenance.queries import Queries
 from tallybook._maintenance.service import Service, happens
 from tallybook._model.cron import rule

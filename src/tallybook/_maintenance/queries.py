@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from tallybook._db.aside import end
 from tallybook._db.declared import Declared
 from tallybook._db.driver import Error
-from tallybook._db.link import Link, SocketTimeout
+from tallybook._db.link import Link, SocketTimeout, end
 from tallybook._db.policy import Action, action_for, backoff, first_line
 
 log = logging.getLogger("tallybook.worker")

@@ -10,9 +10,7 @@ from uuid import UUID
 
 from tallybook._model.durations import parse_iso_duration
 from tallybook._model.failure import safe_text
-from tallybook._model.plain import SCALARS, Unfit, Walk, kind_name
-
-Convert = Callable[[Any], Any]  # returns a JSON value as the annotation requires; raises only Unfit, which has the path
+from tallybook._model.payload import SCALARS, Convert, Unfit, Walk, kind_name
 
 
 def json_kind(value: object) -> str:

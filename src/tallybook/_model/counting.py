@@ -89,8 +89,6 @@ class Level:
 
 def added(series: Sequence[Sequence[Level]]) -> list[Level]:
     """Return the sum of the series of several nodes, step by step."""
-    if len(series) == 1:
-        return list(series[0])
     steps: dict[datetime, Counter[str]] = {}
     for levels in series:
         for one in levels:

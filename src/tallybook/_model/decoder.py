@@ -29,8 +29,8 @@ from itertools import repeat
 from typing import Any
 
 from tallybook._model import convert as leaf
-from tallybook._model.convert import Convert, json_kind
-from tallybook._model.plain import Unfit, kind_name
+from tallybook._model.convert import json_kind
+from tallybook._model.payload import Convert, Unfit, kind_name
 from tallybook.errors import PayloadError, SignatureError
 
 _PLAIN = (str, int, bool, None, type(None))

@@ -117,19 +117,13 @@ def arranged(jobs: Sequence[JobCall]) -> tuple[list[JobCall], list[list[int]], l
         among.setdefault(id(job), []).append(at)
     places = [-1] * len(jobs)
     order: list[int] = []
-    for first in range(len(jobs)):
-        stack = [first]
-        while stack:  # a chain may be longer than Python's own stack
-            at = stack[-1]
-            if places[at] >= 0:
-                stack.pop()
-                continue
-            calls = [parent for parent in jobs[at].options.after if not isinstance(parent, int)]
-            before = [p for call in calls for p in _found(among, call, at) if places[p] < 0]
-            if before:
-                stack.extend(reversed(before))
-                continue
-            stack.pop()
+    stack = list(reversed(range(len(jobs))))
+    while stack:  # a chain may be longer than Python's own stack
+        at = stack.pop()
+        calls = [parent for parent in jobs[at].options.after if not isinstance(parent, int)]
+        if before := [p for call in calls for p in _found(among, call, at) if places[p] < 0]:
+            stack += [at, *reversed(before)]
+        elif places[at] < 0:
             places[at] = len(order)
             order.append(at)
     numbers = {of: [-1 - places[at] for at in found] for of, found in among.items()}

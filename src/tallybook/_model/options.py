@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self, cast
 
 from tallybook._model.backoff import Backoff, as_policy, to_json
-from tallybook._model.durations import parse_duration, seconds_text
+from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError
 
 Unique = str | bool | tuple[str, ...]  # a key; or True: from all args; or the names of the args to derive it from
@@ -107,21 +107,6 @@ class Options:
         if self.fair_key is not None:
             said["fair_key"] = self.fair_key
         return json.dumps(said) if said else None
-
-    @property
-    def run_at_text(self) -> str | None:
-        """`run_at` in a form that every server reads alike, for any DateStyle and time zone."""
-        return self.run_at.astimezone(UTC).isoformat() if self.run_at else None
-
-    @property
-    def expires_text(self) -> str | None:
-        """`expires_at` like `run_at_text`."""
-        return self.expires_at.astimezone(UTC).isoformat() if self.expires_at else None
-
-    @property
-    def delay_text(self) -> str | None:
-        """`delay` as an exact interval."""
-        return None if self.delay is None else seconds_text(self.delay)
 
 
 def _check_fair(fair_key: str | None, order_key: str | None) -> None:

@@ -1,9 +1,8 @@
 """Rate limits, concurrency limits and breakers: a rule as code and people write it, and the state of a key."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Self
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_name, whole
@@ -34,9 +33,7 @@ class RateRule:
     per_node: bool = False
 
     @classmethod
-    def checked(
-        cls, name: str, calls: int, per: timedelta | str, burst: int = 1, *, per_node: bool = False
-    ) -> RateRule:
+    def checked(cls, name: str, calls: int, per: timedelta | str, burst: int = 1, *, per_node: bool = False) -> Self:
         """Return a rule; the duration may be text."""
         return cls(name, calls, parse_duration(per, option="per"), burst, per_node)
 
@@ -45,7 +42,7 @@ class RateRule:
         """The number that several nodes divide."""
         return self.calls
 
-    def part(self, at: int, of: int) -> RateRule:
+    def part(self, at: int, of: int) -> Self:
         """Return the share of one of several nodes, the first at 0. Raises ConfigError if it cannot be divided."""
         if self.per_node or of == 1:
             return self
@@ -77,7 +74,7 @@ class ConcurrencyRule:
         """The number that several nodes divide."""
         return self.most
 
-    def part(self, at: int, of: int) -> ConcurrencyRule:
+    def part(self, at: int, of: int) -> Self:
         """Return the share of one of several nodes, the first at 0. Raises ConfigError if it cannot be divided."""
         if self.per_node or of == 1:
             return self
@@ -138,7 +135,7 @@ class BreakerRule:
     open_for: timedelta
 
     @classmethod
-    def checked(cls, name: str, failures: int, per: timedelta | str, open_for: timedelta | str) -> BreakerRule:
+    def checked(cls, name: str, failures: int, per: timedelta | str, open_for: timedelta | str) -> Self:
         """Return a rule; durations may be text."""
         return cls(name, failures, parse_duration(per, option="per"), parse_duration(open_for, option="open_for"))
 

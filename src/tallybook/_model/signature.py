@@ -11,8 +11,6 @@ Nothing is resolved at import: annotations are read at the first bind or load, s
 `inspect.Signature.bind` takes 2 to 4 us per call, so the binding is done by hand here.
 """
 
-from __future__ import annotations
-
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +20,12 @@ from decimal import Decimal
 from functools import cached_property
 from itertools import takewhile
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from tallybook._model.options import as_option
-from tallybook._model.plain import Unfit
+from tallybook._model.payload import Convert, Unfit
 from tallybook.errors import PayloadError, SignatureError
-
-if TYPE_CHECKING:
-    from tallybook._model.convert import Convert
 
 _EMPTY = inspect.Parameter.empty
 _NEVER_NONE = (bool, int, float, str, list, dict, Decimal, UUID, datetime, date, time, timedelta)

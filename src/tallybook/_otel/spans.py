@@ -15,7 +15,7 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from tallybook._model.job import Job, JobCall
-from tallybook._model.plain import kind_name
+from tallybook._model.payload import kind_name
 from tallybook._model.subject import SubjectCall, SubjectReport
 from tallybook._model.tracing import Attempt, What, carrying, read_headers, with_added
 from tallybook._otel.metrics import Metrics, attributes

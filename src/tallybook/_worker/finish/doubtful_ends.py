@@ -16,10 +16,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from tallybook._db.aside import end
 from tallybook._db.driver import AsyncConnection, LockNotAvailable
 from tallybook._db.ends import ENDED, FAIL, SubjectEnd
-from tallybook._db.link import Link
+from tallybook._db.link import Link, end
 from tallybook._db.policy import backoff
 from tallybook._worker.jobs import Running, spawn
 from tallybook.errors import QueueUnavailable

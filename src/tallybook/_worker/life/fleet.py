@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast, get_type_hints
 
-from tallybook._db.aside import aside
-from tallybook._db.link import Link
+from tallybook._db.link import Link, aside
 from tallybook._db.nodes import Node, asked, chosen, nodes, numbered
 from tallybook._db.policy import first_line
 from tallybook._maintenance.service import ends_or, happens

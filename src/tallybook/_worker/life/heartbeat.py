@@ -19,10 +19,9 @@ from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 
-from tallybook._db.aside import aside
 from tallybook._db.declared import Declared
 from tallybook._db.driver import Connection, Error, connect
-from tallybook._db.link import CONNECT, Link, ThreadSocketTimeout, dsn_for_people
+from tallybook._db.link import CONNECT, Link, ThreadSocketTimeout, aside, dsn_for_people
 from tallybook._db.migrate import UNDEFINED, refusal
 from tallybook._db.policy import Outage, first_line, is_gone
 from tallybook._maintenance.services import FOLD

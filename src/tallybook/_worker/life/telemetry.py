@@ -18,9 +18,8 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Protocol, TypeAlias
 
-from tallybook._db.aside import aside
 from tallybook._db.driver import Error
-from tallybook._db.link import Link, SocketTimeout
+from tallybook._db.link import Link, SocketTimeout, aside
 from tallybook._db.numbers import ANSWER, CONTENT_TYPE, Asked, Numbers, Sample, Shown, ask, of_nodes, of_the_database
 from tallybook._db.numbers import text as exposition
 from tallybook._worker.claim.claimer import Claimer

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tallybook._db import rates
-from tallybook._db.aside import aside, end
-from tallybook._db.link import Link, dsn_for_people
+from tallybook._db.link import Link, aside, dsn_for_people, end
 from tallybook._maintenance import services
 from tallybook._maintenance.service import ends_or
 from tallybook._model.at_node import at_node

@@ -19,7 +19,7 @@ from django.db import DatabaseError, connections, transaction
 from django.template.response import TemplateResponse
 
 from tallybook._app import App
-from tallybook._db import audit, sync
+from tallybook._db import history, sync
 from tallybook._db.jobs import STATES
 from tallybook._db.verb import Verb
 from tallybook._model.job_info import JobLine, JobPage
@@ -181,7 +181,7 @@ class Shown(admin.ModelAdmin):
             self.message_user(request, f"Nothing was changed: {str(error).splitlines()[0]}", messages.ERROR)
 
     def record(self, request: Any, action: str, target: Mapping[str, object], done: Mapping[str, object]) -> None:
-        sync.run(alias(), audit.add(who(request), "admin", action, target, done))
+        sync.run(alias(), history.audit_add(who(request), "admin", action, target, done))
 
     def each(
         self, request: Any, noun: str, verb: str, done: str, do: Callable[[str, str], Verb[bool]], otherwise: str

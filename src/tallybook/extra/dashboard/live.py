@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from tallybook._db.aside import end
+from tallybook._db.link import end
 from tallybook.errors import QueueUnavailable, TallybookError
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.nodes import At, Nodes

@@ -4,7 +4,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from tallybook._db import calls, filters, jobs
+from tallybook._db import calls, jobs
 from tallybook._db.texts import instant
 from tallybook._db.verb import run
 from tallybook._model.job import JobCall
@@ -39,7 +39,7 @@ async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
     ask.reach(found.queue)
     answer = {name: plain(getattr(found, name)) for name in _JOB.example if name != "died_of"}
     # A reason for a cancel is free text, so only these fixed words are shown to every key.
-    answer["died_of"] = found.reason if found.state == "dead" and found.reason in filters.REASONS else None
+    answer["died_of"] = found.reason if found.state == "dead" and found.reason in jobs.REASONS else None
     if ask.admin:
         answer["details"] = {name: plain(getattr(found, name)) for name in _DETAILS}
     return answer
@@ -145,7 +145,7 @@ async def _cancel(ask: Ask, conn: Conn) -> Changed:
 _FILTER: tuple[fields.Field, ...] = (
     fields.name("queue", "In this queue.", most=64, example="mail"),
     fields.name("task", "Of this task.", example="send_welcome"),
-    fields.choice("reason", "Dead for this reason.", words=filters.REASONS, example="failed"),
+    fields.choice("reason", "Dead for this reason.", words=jobs.REASONS, example="failed"),
     fields.text(
         "error", "The last error's type or message contains this, ignoring case.", example="timeout", admin=True
     ),
@@ -159,13 +159,13 @@ _DRY = fields.flag("dry_run", "Only count the matches.", example=False)
 _NAMES = ("queue", "task", "reason", "since", "before", "all")
 
 
-def _which(ask: Ask) -> filters.DeadFilter:
+def _which(ask: Ask) -> jobs.DeadFilter:
     given = {name: ask.get(name) for name in (*(field.name for field in _FILTER), "args")}
-    return filters.DeadFilter(**{**given, "queue": ask.queue()})
+    return jobs.DeadFilter(**{**given, "queue": ask.queue()})
 
 
 async def _dead_letters(ask: Ask, conn: Conn) -> dict[str, Any]:
-    call = filters.dead_letters(_which(ask), ask.get("max_jobs", 50), ask.get("before_id"))
+    call = jobs.dead_letters(_which(ask), ask.get("max_jobs", 50), ask.get("before_id"))
     letters = []
     for letter in await run(conn, call):
         row = {name: plain(getattr(letter, name)) for name in _LETTER.example if name != "error_type"}
@@ -183,8 +183,8 @@ async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
     which, most = _which(ask), ask.get("max_jobs", 10_000)
     if ask.get("dry_run"):
         await conn.execute("select set_config('statement_timeout', %s, true)", (READ_TIMEOUT,))
-        return Changed({"dry_run": True, "matched": await run(conn, filters.dead_count(which, most))})
-    found = await run(conn, filters.dead_oldest(which, most))
+        return Changed({"dry_run": True, "matched": await run(conn, jobs.dead_count(which, most))})
+    found = await run(conn, jobs.dead_oldest(which, most))
     letters = [{"job": row.pop("job_id"), "died_at": plain(instant(row.pop("died_at"))), **row} for row in found]
     ids, call = sorted(letter["job"] for letter in letters), jobs.retry_jobs if verb == "retry" else jobs.drop_jobs
     said = Counter[str]()
