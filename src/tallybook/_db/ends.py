@@ -82,11 +82,6 @@ class SubjectEnd:
     wake_in: timedelta | None = None
 
     @property
-    def sql(self) -> str:
-        """The statement with psycopg's placeholders; the first three parameters are lease, job and attempt."""
-        return VERBS[self.verb].worker
-
-    @property
     def values(self) -> dict[str, str | None]:
         """The values of the following parameters, in order."""
         return {name: self.given.get(name) for name in list(VERBS[self.verb].params)[3:]}
@@ -106,10 +101,6 @@ class SubjectEnd:
     def call(self, attempt: Attempt) -> Call[str]:
         """Return the Call for a handler's own transaction, on any driver."""
         return VERBS[self.verb].call(str, **named(attempt), **self.values)
-
-    def atomic(self, attempt: Attempt) -> Call[str]:
-        """Return the Call for an atomic task's transaction; "left" if the handler has left it."""
-        return atomic(VERBS[self.verb], attempt, **self.values)
 
 
 def subject_end(outcome: SubjectOutcome, args: str | None, version: int) -> SubjectEnd:
