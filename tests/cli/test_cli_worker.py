@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tallybook._cli.loading import load_app
 from tallybook._cli.worker import _run
 from tallybook._db.link import Link, aside
 from tallybook._worker.life.signals import Stop
+from tallybook._worker.life.supervisor import Child
 from tallybook._worker.settings import WorkerSettings
 
 SHOP = """
@@ -301,6 +303,18 @@ def test_supervisor_passes_the_second_signal_on(shop: Path, dsn: str, db: Any) -
         parent.send(signal.SIGINT)
         assert parent.ended() == 0, parent.output
     assert db.execute("select state, failures from tallybook.job").fetchall() == [("available", 0)]
+
+
+async def test_a_signal_leaves_the_exit_code_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal for a child that has just ended, which asyncio has not noticed yet, does not make its exit code 255."""
+    waitpid, go = os.waitpid, threading.Event()
+    monkeypatch.setattr(os, "waitpid", lambda *given: go.wait(60) and waitpid(*given))
+    child = Child(["--version"])
+    await child.start()
+    wait_until(lambda: not is_alive(child.pid), "it has ended, while the loop stands still")
+    child.send(signal.SIGTERM)
+    go.set()
+    assert await child.ended() == 0
 
 
 def test_children_do_not_outlive_a_killed_supervisor(shop: Path, dsn: str) -> None:

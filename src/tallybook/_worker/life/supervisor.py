@@ -117,9 +117,10 @@ class Child:
         return await self.process.wait()
 
     def send(self, number: signal.Signals) -> None:
-        if self.running and self.process is not None:
+        if self.running:
             with suppress(ProcessLookupError):
-                self.process.send_signal(number)
+                # process.send_signal may take the exit code of a child that has just ended: asyncio would report 255.
+                os.kill(self.pid, number)
 
     async def stop(self, patience: float) -> int:
         """Send SIGTERM, and SIGKILL after `patience` seconds; return its exit code when it is gone."""
