@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Columns = Mapping[str, str | Callable[[Any], object]]
 """Columns of a table: a title, and an attribute or a function that makes the cell of a row."""
 
+_NUMBER = re.compile(r"(-?\d+(\.\d+)?( ms)?)?")
 _SPACES = re.compile(r"[\t\n\r\v\f\x85\u2028\u2029]+")
 _SEQUENCES = re.compile("(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]")
 # C0 and C1 controls, and the marks that change the direction of text.
@@ -136,7 +137,7 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, empt
     if not cells:
         click.echo(empty)
         return
-    numeric = [all(cell.lstrip("-").isdigit() for cell in column) for column in zip(*cells, strict=True)]
+    numeric = [all(map(_NUMBER.fullmatch, column)) for column in zip(*cells, strict=True)]
     console = _console(sys.stdout)
     if console is None:
         widths, lines = [max(map(len, column)) for column in zip(titles, *cells, strict=True)], []

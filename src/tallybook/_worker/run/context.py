@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tallybook._db import sync
 from tallybook._db.declared import Call
 from tallybook._db.ends import SubjectEnd, complete
+from tallybook._db.source import in_loop
 from tallybook._db.texts import instant
 from tallybook._db.verb import AsyncConn, SyncConn
 from tallybook._model.at_node import at_node
@@ -375,11 +376,7 @@ class Context:
 
     def _wait(self, said: Coroutine[Any, Any, T]) -> T:
         loop = self._said().loop
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:  # it would wait for itself
+        if in_loop():  # it would wait for itself
             said.close()
             raise RuntimeError("in an async handler, use `await` and the form without _sync")
         assert loop is not None

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from tallybook._db import providers as calls
 from tallybook._db.declared import Call
-from tallybook._db.source import Source
+from tallybook._db.source import Source, in_loop
 from tallybook._db.sync import done
 from tallybook._db.verb import Steps, drive, run, run_sync
 from tallybook._model.at_node import at_node
@@ -221,9 +221,7 @@ class Providers:
         return await run(self._app, call)
 
     def _say_sync(self, call: Call[Any]) -> Any:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not in_loop():
             for pid, loop, say in reversed(self._ways):
                 if pid == os.getpid() and loop.is_running():  # a forked process has only a copy of it
                     return asyncio.run_coroutine_threadsafe(say(call), loop).result()
