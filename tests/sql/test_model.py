@@ -303,7 +303,8 @@ class Ledger(RuleBasedStateMachine):
         got = self.one("select tallybook.cancel(%s, %s)", job.id, reason)
         if job.state == "running":
             assert got == "cancelling"
-            job.cancel_asked = True
+            if not job.cancel_asked:  # the first request counts
+                job.reason, job.cancel_asked = reason, True
         elif job.open:
             assert got == "cancelled"
             job.state, job.reason, job.cancel_asked = "cancelled", reason, True
