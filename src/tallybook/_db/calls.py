@@ -10,7 +10,7 @@ from tallybook._db.texts import known, loads, quoted, record, text_array, utc
 from tallybook._model.durations import seconds_text
 from tallybook._model.job import Job, JobCall, arranged
 from tallybook._model.options import Options
-from tallybook.errors import UnknownJob, UnknownQueue
+from tallybook.errors import UnknownJob
 
 if TYPE_CHECKING:
     from tallybook._model.job_info import JobInfo
@@ -36,8 +36,6 @@ PLURALS = {"priority": "priorities", **{name: name for name in ("args", "headers
 STATE = Declared("state(job_id bigint) -> text")
 cancel = Simple("cancel(job_id bigint, reason text) -> text", str)
 retry = Simple("retry(job_id bigint) -> int", int)
-pause = Simple("pause(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
-resume = Simple("resume(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
 
 _GET = "select cast(to_json(j) as text) from tallybook.job as j where j.id = cast(cast(%(job_id)s as text) as bigint)"
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
-from tallybook._app.queues import BATCH
-from tallybook._db import queues as calls
+from tallybook._app.queues import BATCH, QUEUES, truncate_batch
 from tallybook._db import rates as calls_of_limits
 from tallybook._db import top
 from tallybook._db.declared import Declared
@@ -104,7 +103,7 @@ async def queue(view: View) -> Response:
     if by_node and (await view.at()).name not in [one["node"] for one in by_node]:
         return RedirectResponse(view.url("/queue", name=name, node=by_node[0]["node"]))
     async with view.read() as conn:
-        found = await run(conn, calls.queues(name))
+        found = await run(conn, QUEUES(name))
         if not found:
             raise UnknownQueue(name)
         stats = await rows(conn, _STATS, name)
@@ -151,7 +150,7 @@ async def truncate(act: Act) -> str:
     cancelled, cancelling, mark, remain = 0, 0, None, True
     while remain and time.monotonic() - began < _LONGEST:
         async with act.step() as conn:
-            call = calls.truncate(name, states=None, running=running, by=act.user, max_jobs=BATCH, mark=mark)
+            call = truncate_batch(name, states=None, running=running, by=act.user, max_jobs=BATCH, mark=mark)
             batch = await run(conn, call)
             found = {"cancelled": batch.done.cancelled, "cancelling": batch.done.cancelling}
             await act.audit("queue.truncate", {"queue": name, "running": running}, found, changed=any(found.values()))
