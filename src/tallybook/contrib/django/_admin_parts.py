@@ -19,8 +19,8 @@ from django.db import DatabaseError, connections, transaction
 from django.template.response import TemplateResponse
 
 from tallybook._app import App
+from tallybook._app.jobs import STATES
 from tallybook._db import history, sync
-from tallybook._db.jobs import STATES
 from tallybook._db.verb import Verb
 from tallybook._model.job_info import JobLine, JobPage
 from tallybook.contrib.django import _settings

@@ -9,9 +9,9 @@ from typing import Any
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
+from tallybook._app.jobs import REASONS, STATES
 from tallybook._db.counting import counts
 from tallybook._db.declared import Declared
-from tallybook._db.jobs import REASONS, STATES
 from tallybook._model.job_info import JobLine, JobPage
 from tallybook._model.merged import END, Part, goes_on, merged, places
 from tallybook.errors import InvalidArgument

@@ -9,11 +9,11 @@ from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
+from tallybook._app.jobs import STATES
 from tallybook._app.queues import BATCH, QUEUES, truncate_batch
 from tallybook._db import rates as calls_of_limits
 from tallybook._db import top
 from tallybook._db.declared import Declared
-from tallybook._db.jobs import STATES
 from tallybook._db.verb import run
 from tallybook._model.merged import summed
 from tallybook.errors import InvalidArgument, UnknownQueue
