@@ -328,10 +328,10 @@ class App(Owner):
 
     def _declared_schedules(self) -> list[dict[str, Any]]:
         """Describe each schedule in code, as workers store it. Raises ConfigError if its job cannot be described."""
-        from tallybook._db import schedules
+        from tallybook._app.schedules import definition
 
         found = sorted(self._declared.items())
-        return [schedules.definition(name, one.job(), one.timing, one.query) for name, one in found]
+        return [definition(name, one.job(), one.timing, one.query) for name, one in found]
 
     def rate_limit(
         self, name: str, calls: int, *, per: timedelta | str, burst: int = 1, per_node: bool = False

@@ -9,7 +9,7 @@ from tallybook._app.queues import UNUSED
 from tallybook._cli.common import agreed, command, duration, limit_option, listing, options, state_option
 from tallybook._cli.database import APP, Db, summed
 from tallybook._cli.output import Columns, clean, local, print_json, working
-from tallybook._db import counting
+from tallybook._db.numbers import COUNTS
 from tallybook._model.queue import TopJob, Truncated
 from tallybook.errors import InvalidArgument
 
@@ -125,7 +125,7 @@ def truncate(
 
 _HOLDS = f"""\
 select coalesce(sum((to_jsonb(c) ->> s.state)::bigint), 0)
-  from {counting.counts.called()} c cross join unnest(%s::text[]) s(state)
+  from {COUNTS.called()} c cross join unnest(%s::text[]) s(state)
  where c.queue = coalesce(%s, c.queue)"""  # noqa: S608
 
 

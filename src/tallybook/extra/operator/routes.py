@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from tallybook._db import schedules
+from tallybook._app.schedules import get_schedule
 from tallybook._db.declared import Call
 from tallybook._db.texts import instant, loads
 from tallybook._db.verb import Verb, run
@@ -94,7 +94,7 @@ async def _schedules(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 
 async def _reach_schedule(ask: Ask, conn: Conn) -> None:
-    found, _ = await run(conn, schedules.show(ask["schedule"]))
+    found, _ = await run(conn, get_schedule(ask["schedule"]))
     ask.reach(found.queue)
 
 

@@ -10,8 +10,8 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from tallybook._app.jobs import REASONS, STATES
-from tallybook._db.counting import counts
 from tallybook._db.declared import Declared
+from tallybook._db.numbers import COUNTS
 from tallybook._model.job_info import JobLine, JobPage
 from tallybook._model.merged import END, Part, goes_on, merged, places
 from tallybook.errors import InvalidArgument
@@ -34,7 +34,7 @@ _MORE = Declared("_args_of(p_ids bigint[]) -> rows (id bigint, args jsonb, took 
 _SUMS = ", ".join(f"cast(coalesce(sum(c.{state}) filter (where m.meant), 0) as bigint) as {state}" for state in OPEN)
 _COUNTS = f"""\
 select array_agg(distinct c.queue collate "C") as queues, array_agg(distinct c.task collate "C") as tasks, {_SUMS}
-  from {counts.called()} as c,
+  from {COUNTS.called()} as c,
        lateral (select %(queue)s in ('', c.queue) and %(task)s in ('', c.task) as meant) as m"""  # noqa: S608
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from starlette.responses import RedirectResponse, Response
 
 from tallybook._app.jobs import STATES
+from tallybook._app.limits import CONCURRENCY, RATES
 from tallybook._app.queues import BATCH, QUEUES, truncate_batch
-from tallybook._db import rates as calls_of_limits
 from tallybook._db import top
 from tallybook._db.declared import Declared
 from tallybook._db.verb import run
@@ -112,8 +112,8 @@ async def queue(view: View) -> Response:
         following = await view.app.queues.top(name, max_jobs=20).on(conn)
         timings = [one for one in await view.app.counts.timings().on(conn) if one.queue == name]
         rate = top.flow(await view.app.counts.throughput().on(conn)).of_queues.get(name, 0.0)
-        limits = await run(conn, calls_of_limits.concurrency(f"queue:{name}"))
-        paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
+        limits = await run(conn, CONCURRENCY(f"queue:{name}"))
+        paces = await run(conn, RATES(f"queue:{name}"))
     return view.render(
         "queue.html", queue=found[0], stats=stats[0] if stats else None, by_task=status, workers=workers,
         top=following, timings=timings, rate=rate, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
