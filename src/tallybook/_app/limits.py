@@ -51,7 +51,7 @@ class RateLimits(Noun):
 
             await app.rate_limits.set("provider:acme", 30, per="1 min", burst=5)
         """
-        rule = RateRule.checked(name, calls, per, burst)
+        rule = RateRule(name, calls, parse_duration(per, option="per"), burst)
         return self._verb(_SET_RATE.call(str, name=rule.name, calls=rule.calls, per=rule.per, burst=rule.burst))
 
     def drop(self, name: str) -> Verb[bool]:
@@ -123,7 +123,8 @@ class Breakers(Noun):
 
         await app.breakers.set("provider:acme", 3, per="1 min", open_for="5 min")
         """
-        return self._verb(_SET_BREAKER.call(str, **asdict(BreakerRule.checked(name, failures, per, open_for))))
+        length, opened = parse_duration(per, option="per"), parse_duration(open_for, option="open_for")
+        return self._verb(_SET_BREAKER.call(str, **asdict(BreakerRule(name, failures, length, opened))))
 
     def drop(self, name: str) -> Verb[bool]:
         """Remove a breaker; False: there is none.
