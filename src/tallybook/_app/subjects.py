@@ -19,7 +19,6 @@ LISTED = Declared("""
            iterations int, failures int, attempts int, next_run_at timestamptz, last_at timestamptz, last_error text,
            error jsonb, made_at timestamptz, ended_at timestamptz, cursor text)""")
 STATES = ("planned", "pending", "active", "completed", "killed", "dead")
-MOST = 1000
 _LOOKED = 50_000
 _HOW = "task.subject(name).job(...)"
 
@@ -48,7 +47,7 @@ class Subjects(Noun):
         call = LISTED.call(
             _page, task=checked("task", task), queue=checked("queue", queue), states=some_of("states", states, STATES),
             prefix=checked("prefix", prefix), after=checked("after", after),
-            max_subjects=whole("max_subjects", max_subjects, 1, MOST), max_looked=_LOOKED,
+            max_subjects=whole("max_subjects", max_subjects, 1, 1000), max_looked=_LOOKED,
         )  # fmt: skip
         return self._verb(call)
 

@@ -125,17 +125,18 @@ class Db:
         return [row[0] for row in self.conn.execute(sql.encode(), params).fetchall()]
 
     def paged(
-        self, sql: str, verb: Callable[[str | None, int], Verb[Any]], after: str | None, limit: int, most: int
+        self, sql: str, verb: Callable[..., Verb[Any]], most: str, after: str | None, limit: int
     ) -> tuple[list[Any], Any]:
-        """Return the rows of a list that has at most `most` per call, and the last row of all if the list may continue.
+        """Return the rows of a list of at most 1000 per call, and the last row of all if the list may continue.
 
-        That row has no id; the cursor is in the second column. `sql` has the verb's parameters, and more columns.
+        That row has no id; the cursor is in the second column. `sql` has more columns than the verb, and its parameters
+        with the limit `most`.
         """
         rows: list[Any] = []
         last = None
         while len(rows) < limit:
-            room = min(limit - len(rows), most)
-            call = verb(after, room)._take()
+            room = min(limit - len(rows), 1000)
+            call = verb(after=after, **{most: room})._take()
             assert isinstance(call, Call)
             found = self.conn.execute(sql.encode(), call.params).fetchall()
             last = found.pop() if found and found[-1][0] is None else None

@@ -4,12 +4,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import partial
 from shlex import quote
 from typing import Any
 
 import click
 
-from tallybook._app.jobs import CANCELLABLE, JOBS, MOST, STATES
+from tallybook._app.jobs import CANCELLABLE, JOBS, STATES
 from tallybook._cli.common import F, agreed, command, duration, json_object, limit_option, listing, state_option, text
 from tallybook._cli.database import APP, Db, Found, each, gathered, newest
 from tallybook._cli.enqueue import instant
@@ -20,8 +21,7 @@ from tallybook._db.declared import Call
 from tallybook._db.driver import Rollback
 from tallybook._db.node_source import unknown
 from tallybook._db.texts import loads
-from tallybook._db.verb import Verb
-from tallybook._model.job_info import Cancelled, JobInfo, JobPage, TraceEvent
+from tallybook._model.job_info import Cancelled, JobInfo, TraceEvent
 from tallybook._model.merged import Part, Row, goes_on, merged, places
 from tallybook.errors import InvalidArgument, TallybookError
 
@@ -104,11 +104,8 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
 
 def _read(db: Db, which: dict[str, Any], after: str | None, limit: int) -> Part[Row[str]]:
     """Return the jobs, the cursor of the next page if there may be one, and the time back to which it has searched."""
-
-    def page(after: str | None, most: int) -> Verb[JobPage]:
-        return APP.jobs.list(**which, after=after, max_jobs=most, max_looked=_LOOKED)
-
-    found, last = db.paged(_LIST, page, after, limit, MOST)
+    verb = partial(APP.jobs.list, **which, max_looked=_LOOKED)
+    found, last = db.paged(_LIST, verb, "max_jobs", after, limit)
     rows = [Row(job, at, cursor, text) for job, cursor, at, _, text in found]
     return rows, *((last[1], last[3]) if last else (None, None))
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
-from tallybook._app.subjects import LISTED, MOST, STATES
+from tallybook._app.subjects import LISTED, STATES
 from tallybook._cli.common import command, limit_option, listing, state_option, text
 from tallybook._cli.database import APP, Db
 from tallybook._cli.enqueue import args_text, checked_options, job_options, note_unserved
@@ -25,10 +26,9 @@ from tallybook._cli.output import Columns, clean, json_safe, local, print_json, 
 from tallybook._db import subjects
 from tallybook._db.subjects import NAMED
 from tallybook._db.texts import loads
-from tallybook._db.verb import Verb
 from tallybook._model.options import Options
 from tallybook._model.payload import encode
-from tallybook._model.subject import SubjectCall, SubjectPage, SubjectReport, check_subject
+from tallybook._model.subject import SubjectCall, SubjectReport, check_subject
 from tallybook.errors import TallybookError
 
 _BATCH = 1000
@@ -72,12 +72,8 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
 
     tallybook subject list --state killed
     """
-    which = {**given, "states": given["states"] or None}
-
-    def page(after: str | None, most: int) -> Verb[SubjectPage]:
-        return APP.subjects.list(**which, after=after, max_subjects=most)
-
-    found, last = db.paged(_LIST, page, after, limit, MOST)
+    verb = partial(APP.subjects.list, **{**given, "states": given["states"] or None})
+    found, last = db.paged(_LIST, verb, "max_subjects", after, limit)
     rows = [row[-1] for row in found]
     print_rows(_COLUMNS, rows, empty="no such subjects", as_json=as_json)
     if last is None:
