@@ -57,10 +57,10 @@ _TRACE = Declared("""
            details jsonb, error jsonb)""")
 _RESULT = Declared("result(job_id bigint) -> row (task text, state text, result jsonb, error jsonb)")
 _FILTER = "queue task reason text text, args jsonb, since before timestamptz, max_jobs int"
-_DEAD_LETTERS = Declared(f"""
-  dead_letters({_FILTER}, before_id bigint)
+DEAD_LETTERS = Declared(f"""
+  dead_letters({_FILTER}, before_id bigint, max_looked int)
   -> rows (job_id bigint, died_at timestamptz, queue_name task_name why text, failures crashes attempt int,
-           enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)""")
+           enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)""", max_looked="null")  # fmt: skip
 _DEAD_OLDEST = Declared("""
   _dead_oldest(p_queue p_task p_reason p_text text, p_args jsonb, p_since p_before timestamptz, p_max_jobs int)
   -> rows (job_id bigint, died_at timestamptz, queue task reason text, attempt int, error_type text)""")
@@ -273,8 +273,8 @@ def _params(which: DeadWhich, max_jobs: int) -> dict[str, Any]:
 
 def dead_count(which: DeadWhich, max_jobs: int) -> Call[int]:
     """Return the number of matching dead letters, at most `max_jobs`."""
-    call = _DEAD_LETTERS.call(int, **_params(which, max_jobs), before_id=None)
-    return replace(call, sql=f"select count(*) from {_DEAD_LETTERS.called()}")  # noqa: S608
+    call = DEAD_LETTERS.call(int, **_params(which, max_jobs), before_id=None)
+    return replace(call, sql=f"select count(*) from {DEAD_LETTERS.called()}")  # noqa: S608
 
 
 def dead_oldest(which: DeadWhich, max_jobs: int) -> Call[list[dict[str, Any]]]:
@@ -297,7 +297,7 @@ class Dead(Noun):
             for letter in await app.dead.list(task="charge", error="timeout"): ...
         """
         before = None if before_id is None else job_id(before_id)
-        return self._verb(_DEAD_LETTERS.call(_letters, **_params(which, max_jobs), before_id=before))
+        return self._verb(DEAD_LETTERS.call(_letters, **_params(which, max_jobs), before_id=before))
 
     def retry(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[Retried]:
         """Retry the dead letters that match, at most `max_jobs`, the oldest ones; filters as in `list`.
