@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from tallybook._db import calls
+from tallybook._db.calls import STATE
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.texts import checked, instant, known, loads, moment, record, records, some_of
 from tallybook._db.verb import ListOf, Noun, Pause, Steps, Verb, on_job, on_jobs
@@ -143,7 +143,8 @@ class Jobs(Noun):
 
         await app.jobs.state(job)
         """
-        return on_job(self._app, job_id(job), calls.state(job_id(job)))
+        number = job_id(job)
+        return on_job(self._app, number, STATE.call(known(partial(UnknownJob, number), str), job_id=number))
 
     def why(self, job: int | Job) -> Verb[ListOf[Reason]]:
         """Explain why a job does not run, or how it ended: one or more reasons, in the order in which to solve them.

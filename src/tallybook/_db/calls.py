@@ -149,11 +149,6 @@ def get(job_id: int) -> "Call[JobInfo]":
     return Call("get", _GET, {"job_id": str(job_id)}, read)
 
 
-def state(job_id: int) -> Call[str]:
-    """Read the state of one job. Raises UnknownJob if there is none."""
-    return STATE.call(known(partial(UnknownJob, job_id), str), job_id=job_id)
-
-
 def _jobs(found: str) -> list[Job]:
     report = loads(found)
     return list(map(Job, report["job_ids"], report["created"]))
