@@ -16,7 +16,7 @@ from tallybook._model.options import check_name
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook.errors import ConfigError, UnknownQueue
 
-BATCH = 10_000
+BATCH = 10_000  # jobs per transaction of a truncate
 _BY, _WHO = "coalesce({by}, session_user)", "coalesce({who}, session_user)"
 _SET = Declared("""
   queue_set(queue text, retention text, max_attempts int, notify boolean, by text, error_retention interval,
@@ -173,7 +173,7 @@ def _truncate(queue: str | None, on_batch: Callable[[int], object] | None, **whi
     mark: str | None = None
     cancelled = cancelling = 0
     while True:
-        batch = yield truncate_batch(queue, **which, max_jobs=BATCH, mark=mark)
+        batch = yield truncate_batch(queue, mark, **which)
         cancelled, cancelling = cancelled + batch.done.cancelled, cancelling + batch.done.cancelling
         mark = batch.mark
         if on_batch:
@@ -184,7 +184,7 @@ def _truncate(queue: str | None, on_batch: Callable[[int], object] | None, **whi
 
 def _drop(queue: str, by: str | None) -> Steps[bool]:
     if (yield UNUSED(queue)):  # otherwise its jobs would be cancelled, and the queue would stay
-        yield from _truncate(queue, None, states=None, running=False, by=by)
+        yield from _truncate(queue, None, by=by)
     found: bool = yield _DROP(queue, by)
     return found
 
@@ -199,11 +199,11 @@ class Batch:
 
 
 def truncate_batch(
-    queue: str | None, *, states: Sequence[str] | None, running: bool, by: str | None, max_jobs: int, mark: str | None
+    queue: str | None, mark: str | None, *, states: Sequence[str] | None = None, running: bool = False, by: str | None
 ) -> Call[Batch]:
-    """Run one batch of a truncate; None: of all queues."""
+    """Run one batch of a truncate, after that with this mark; None: of all queues."""
     those = None if states is None else tuple(states)
-    given: dict[str, Value] = {"states": those, "running": bool(running), "by": by, "max_jobs": max_jobs, "mark": mark}
+    given: dict[str, Value] = {"states": those, "running": bool(running), "by": by, "max_jobs": BATCH, "mark": mark}
     if queue is None:
         return _TRUNCATE_ALL.call(_batch, **given)
     check_name("queue", queue, 64)

@@ -11,7 +11,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.utils.html import format_html, format_html_join
 
-from tallybook._app.queues import BATCH, QUEUES, truncate_batch
+from tallybook._app.queues import QUEUES, truncate_batch
 from tallybook._db import sync
 from tallybook._db.calls import STATE
 from tallybook._db.verb import Verb
@@ -177,8 +177,7 @@ class QueueAdmin(parts.Shown):
             while remain and time.monotonic() < until:
                 remain = False
                 with self.step(request):
-                    given: dict[str, Any] = {"states": None, "running": False, "by": parts.who(request)}
-                    batch = sync.run(parts.alias(), truncate_batch(name, max_jobs=BATCH, mark=mark, **given))
+                    batch = sync.run(parts.alias(), truncate_batch(name, mark, by=parts.who(request)))
                     if batch.done.cancelled:
                         self.record(request, "queue.truncate", {"queue": name}, {"cancelled": batch.done.cancelled})
                     mark, remain = batch.mark, batch.remain

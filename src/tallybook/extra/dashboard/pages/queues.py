@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from tallybook._app.jobs import STATES
 from tallybook._app.limits import CONCURRENCY, RATES
-from tallybook._app.queues import BATCH, QUEUES, truncate_batch
+from tallybook._app.queues import QUEUES, truncate_batch
 from tallybook._db import top
 from tallybook._db.declared import Declared
 from tallybook._db.verb import run
@@ -150,8 +150,7 @@ async def truncate(act: Act) -> str:
     cancelled, cancelling, mark, remain = 0, 0, None, True
     while remain and time.monotonic() - began < _LONGEST:
         async with act.step() as conn:
-            call = truncate_batch(name, states=None, running=running, by=act.user, max_jobs=BATCH, mark=mark)
-            batch = await run(conn, call)
+            batch = await run(conn, truncate_batch(name, mark, running=running, by=act.user))
             found = {"cancelled": batch.done.cancelled, "cancelling": batch.done.cancelling}
             await act.audit("queue.truncate", {"queue": name, "running": running}, found, changed=any(found.values()))
         mark, remain = batch.mark, batch.remain
