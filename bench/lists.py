@@ -15,13 +15,14 @@ from bench.cpu import thread_cpu
 from bench.figures import SCALE, at_most, median, percentile, plain
 from bench.server import database, load, server, start_worker, vacuum
 from bench.why import _load
-from tallybook._db import jobs, sync
-from tallybook._db.jobs import JobFilter
+from tallybook import App
+from tallybook._app.jobs import STATES
 
+_JOBS = App("bench").jobs
 _PAGES = 30
 _FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
-    **{state: {"states": [state]} for state in jobs.STATES},
+    **{state: {"states": [state]} for state in STATES},
     "ended": {"states": ["completed", "cancelled", "dead"]},
     "open": {"states": ["scheduled", "retrying", "waiting", "available", "running"]},
     "busy_queue": {"queue": "default"},
@@ -73,13 +74,13 @@ def _fill(conn: psycopg.Connection[Any], done: int, line: int, others: int) -> N
     )
 
 
-def _pages(conn: psycopg.Connection[Any], which: JobFilter) -> tuple[list[float], list[float], int]:
+def _pages(conn: psycopg.Connection[Any], which: dict[str, Any]) -> tuple[list[float], list[float], int]:
     """Return the times of the first pages and the server's CPU for each, in milliseconds; and the jobs found."""
     took, cpu, found, after = [], [], 0, None
     pid = conn.info.backend_pid  # its CPU excludes other load on the machine
     for _ in range(_PAGES):
         worked, began = thread_cpu(pid) * 1000, time.perf_counter()
-        page = sync.run(conn, jobs.jobs(which, after=after, max_jobs=50))
+        page = _JOBS.list(**which, after=after, max_jobs=50).sync(conn)
         took.append((time.perf_counter() - began) * 1000)
         cpu.append(thread_cpu(pid) * 1000 - worked)
         found += len(page.jobs)
@@ -94,9 +95,9 @@ def measure(dsn: str, shown: str) -> None:
     every, worked = [], []
     with psycopg.connect(dsn, autocommit=True) as conn:
         for given in _FILTERS.values():  # make the plans
-            sync.run(conn, jobs.jobs(JobFilter(**given), after=None, max_jobs=1, max_looked=1000))
+            _JOBS.list(**given, max_jobs=1, max_looked=1000).sync(conn)
         for name, given in _FILTERS.items():
-            took, cpu, found = _pages(conn, JobFilter(**given))
+            took, cpu, found = _pages(conn, given)
             every += took
             worked += cpu
             note = f"{len(took)} pages, {found} jobs; the first {cpu[0]:.1f} ms, p50 {median(cpu):.1f} ms"

@@ -14,7 +14,6 @@ from tallybook._model.backoff import Constant, Exponential, Linear
 if TYPE_CHECKING:
     from tallybook._db.migrate import migrate
     from tallybook._db.nodes import Node
-    from tallybook._db.schedules import Fire, Fired, ScheduleInfo
     from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
     from tallybook._model.job import Job, JobCall
     from tallybook._model.job_info import (
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from tallybook._model.provider import Provider, Secret
     from tallybook._model.queue import QueueInfo, TopJob, Truncated
     from tallybook._model.rate import BreakerInfo, ConcurrencyInfo, RateInfo
+    from tallybook._model.schedule import Fire, Fired, ScheduleInfo
     from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectPage, SubjectReport
     from tallybook._worker.run.context import Context
 
@@ -50,7 +50,6 @@ __all__ = [
 _LATER = {
     "_db.migrate": "migrate",
     "_db.nodes": "Node",
-    "_db.schedules": "Fire Fired ScheduleInfo",
     "_model.counting": "Counts Difference Level Throughput Timings",
     "_model.maintenance": "AuditRow Finding HeldRange RetentionInfo ServiceInfo",
     "_model.job": "Job JobCall",
@@ -59,6 +58,7 @@ _LATER = {
     "_model.provider": "Provider Secret",
     "_model.queue": "QueueInfo TopJob Truncated",
     "_model.rate": "BreakerInfo ConcurrencyInfo RateInfo",
+    "_model.schedule": "Fire Fired ScheduleInfo",
     "_model.subject": "Subject SubjectCall SubjectInfo SubjectPage SubjectReport",
     "_worker.run.context": "Context",
 }

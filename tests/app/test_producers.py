@@ -276,11 +276,9 @@ def test_tracing_proxies_pass(connect: Any, db: Any) -> None:
 
 def test_queue_verbs_name_the_queue(db: Any) -> None:
     """Pause and resume return whether they changed something; pause refuses an unknown queue."""
-    from tallybook._db import calls, sync
-
     with pytest.raises(UnknownQueue, match="nowhere"):
-        sync.run(db, calls.pause("nowhere", None))
+        app.queues.pause("nowhere").sync(db)
     send_welcome.enqueue_sync(db, 1)
-    assert [sync.run(db, calls.pause("mail", "me")) for _ in range(2)] == [True, False]
-    assert [sync.run(db, calls.resume("mail", None)) for _ in range(2)] == [True, False]
+    assert [app.queues.pause("mail", "me").sync(db) for _ in range(2)] == [True, False]
+    assert [app.queues.resume("mail").sync(db) for _ in range(2)] == [True, False]
     assert timedelta(0) <= datetime.now(UTC) - app.get(ids(db)[0]).sync(db).enqueued_at < timedelta(minutes=5)

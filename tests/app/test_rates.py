@@ -255,7 +255,7 @@ def test_a_push_by_a_duration_counts_from_the_servers_clock(app: App, db: Any, m
         def now(cls, tz: Any = None) -> Any:
             return datetime.now(tz) - HOUR
 
-    monkeypatch.setattr("tallybook._db.rates.datetime", Behind)
+    monkeypatch.setattr("tallybook._app.limits.datetime", Behind)
     app.rate_limits.set("api", 30, per=timedelta(minutes=1)).sync(db)
     until = app.rate_limits.push("api:acme", "5 min").sync(db)
     ahead = db.execute("select %s - clock_timestamp()", [until]).fetchone()[0]

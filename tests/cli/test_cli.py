@@ -307,6 +307,13 @@ def test_unreachable_server(words: str) -> None:
     assert "geheim" not in result.output
 
 
+def test_a_verb_that_could_not_run_is_no_warning() -> None:
+    """A command that finds no server prints its error and hint, and not Python's warning that its verb did not run."""
+    words = [sys.executable, "-m", "tallybook", "queue", "pause", "mail", "--dsn", UNREACHABLE]
+    ran = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False)
+    assert ran.returncode == 1 and [line.split()[0] for line in ran.stderr.splitlines()] == ["tallybook:", "hint:"]
+
+
 def test_a_schema_of_yours_with_that_name_is_not_removed(empty_dsn: str) -> None:
     """`uninstall` removes what Tallybook has installed and nothing else."""
     with psycopg.connect(empty_dsn, autocommit=True) as conn:

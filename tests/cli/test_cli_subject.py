@@ -13,6 +13,7 @@ from click.testing import Result
 
 from support.cli import invoke
 from tallybook import App, Kill, Reject, Reschedule
+from tallybook._cli import subject
 from tallybook.testing import drain
 
 
@@ -192,7 +193,7 @@ def test_a_list_continues(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         first = run("list", "--limit", "1", *words)
         assert "it's 0000" in first.stdout and "the first 1; --limit shows more, --after" in first.stderr
         assert "it's 0001" in run("list", "--limit", "1", "--after", after(first), *words).stdout
-    monkeypatch.setattr("tallybook._cli.subject._LOOKED", 1000)
+    monkeypatch.setattr(subject, "_LIST", subject._LIST.replace("1000000", "1000"))
     for words in ((), ("--json",)):
         stopped = run("list", "--prefix", "it's 109", *words)
         assert "it's" not in stopped.stdout and "not all were searched" in stopped.stderr

@@ -11,7 +11,8 @@ import pytest
 from support.cli import invoke
 from support.waiting import wait_until
 from tallybook import App
-from tallybook._db import history, sync
+from tallybook._app.history import audit_add
+from tallybook._db import sync
 from tallybook.errors import ConfigError, InvalidArgument
 
 NOW = datetime(2031, 5, 1, 12, tzinfo=UTC)
@@ -105,13 +106,13 @@ def test_the_audit_goes_after_its_retention(db: Any) -> None:
 def test_what_is_no_audit_row_is_refused(db: Any, actor: str, action: str, target: Any, problem: str) -> None:
     """An audit row without an actor or action, or with a long actor or a large target, is refused."""
     with pytest.raises(InvalidArgument, match=problem):
-        sync.run(db, history.audit_add(actor, "api", action, target))
+        sync.run(db, audit_add(actor, "api", action, target))
 
 
 async def test_audits_in_pages(app: App, db: Any, dsn: str) -> None:
     """S2-12: `audits` lists rows newest first, page by page, by actor, action or both, sync and async."""
     for n in range(5):
-        sync.run(db, history.audit_add("ada" if n % 2 else "key-1", "web", f"verb{n % 3}", {"n": n}, {"done": True}))
+        sync.run(db, audit_add("ada" if n % 2 else "key-1", "web", f"verb{n % 3}", {"n": n}, {"done": True}))
     rows = app.audit.list(max_rows=2).sync(db)
     assert [row.target["n"] for row in rows] == [4, 3]
     assert [row.target["n"] for row in app.audit.list(before=rows[-1].id).sync(db)] == [2, 1, 0]
@@ -128,14 +129,14 @@ async def test_audits_in_pages(app: App, db: Any, dsn: str) -> None:
 
 
 @pytest.mark.parametrize("which", [{}, {"actor": "a7"}, {"action": "v3"}])
-def test_a_page_of_the_audit_is_read_by_index(db: Any, which: dict[str, str]) -> None:
+def test_a_page_of_the_audit_is_read_by_index(app: App, db: Any, which: dict[str, str]) -> None:
     """A page of the audit reads only its own rows, by index, however many rows there are."""
     db.execute(
         "insert into tallybook.audit (at, actor, via, action, target, done)"
         " select now(), 'a' || n % 100, 'api', 'v' || n % 10, '{}', '{}' from generate_series(1, 20000) n"
     )
     db.execute("vacuum analyze tallybook.audit")
-    call = history.audits(actor=which.get("actor"), action=which.get("action"), before=None, max_rows=5)
+    call: Any = app.audit.list(**which, max_rows=5)._take()
     plan = db.execute("explain (analyze, format json) " + call.sql, call.params).fetchone()[0][0]["Plan"]
 
     def nodes(node: dict[str, Any]) -> list[dict[str, Any]]:
@@ -148,8 +149,8 @@ def test_a_page_of_the_audit_is_read_by_index(db: Any, which: dict[str, str]) ->
 
 def test_audit_on_the_command_line(dsn: str, db: Any) -> None:
     """`tallybook audit` lists rows as a table and as JSON, without the control characters of a name."""
-    sync.run(db, history.audit_add("ada\x1b[31m", "web", "pause", {"queue": "mail"}, {"paused": True}))
-    sync.run(db, history.audit_add("key-1", "api", "retry", {"job": 7}))
+    sync.run(db, audit_add("ada\x1b[31m", "web", "pause", {"queue": "mail"}, {"paused": True}))
+    sync.run(db, audit_add("key-1", "api", "retry", {"job": 7}))
 
     run = partial(invoke, "audit", to=dsn)
 

@@ -17,7 +17,7 @@ from support.hands import Hands
 from support.pages import blocks, table, text
 from support.paths import ROOT
 from tallybook import App
-from tallybook._db import jobs
+from tallybook._app import jobs
 from tallybook.extra.mcp import HOSTILE, MOST, OPERATION, Tools
 from tallybook.extra.operator.routes import OPERATIONS
 
@@ -285,13 +285,13 @@ async def test_no_other_dead_letter_takes_the_place_of_one(
     fail_again(db)
     async with agent(dsn, allow=(verb,)) as one:
         preview = await one.call(verb, queue="mail", max_jobs=2)
-        call = jobs.dead_oldest(jobs.DeadFilter(queue="mail"), 2)
+        call = jobs.dead_oldest({"queue": "mail"}, 2)
 
         def read(found: Any) -> Any:
             db.execute("select tallybook.drop_dead(%s)", [preview["now"]["oldest"][0]["job"]])
             return call.row(found)
 
-        monkeypatch.setattr(jobs, "dead_oldest", lambda *_: replace(call, row=read))
+        monkeypatch.setattr("tallybook.extra.operator.jobs.dead_oldest", lambda *_: replace(call, row=read))
         assert "has changed since" in await one.refused(verb, queue="mail", max_jobs=2, confirm=preview["confirm"])
     assert db.execute("select count(*) from tallybook.dead").fetchone() == (2,)
 

@@ -25,7 +25,7 @@ from tallybook._app.queues import Queues
 from tallybook._cli import cli
 from tallybook.errors import ConfigError, QueueUnavailable
 from tallybook.extra.dashboard import database
-from tallybook.extra.operator import openapi, serve, signed_headers
+from tallybook.extra.operator import openapi, operations, serve, signed_headers
 from tallybook.extra.operator.client import canonical
 from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.extra.operator.signing import sent_path
@@ -359,7 +359,7 @@ async def test_what_never_committed_may_be_sent_again(
     api: OperatorApi, call: Client, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S2-12: if the connection dies before the commit, nothing has changed, and the very same request is good again."""
-    add = serve.history.audit_add
+    add = operations.audit_add
 
     def dies(*given: Any) -> Any:
         others = "pid <> pg_backend_pid() and datname = current_database()"
@@ -367,7 +367,7 @@ async def test_what_never_committed_may_be_sent_again(
         return add(*given)
 
     signed = headers("POST", PAUSE)
-    monkeypatch.setattr(serve.history, "audit_add", dies)
+    monkeypatch.setattr(operations, "audit_add", dies)
     refused = await call.http.post(PAUSE, headers=signed)
     assert codes(refused) == (503, "unavailable") and refused.headers["retry-after"] == "1"
     assert not is_paused(db)

@@ -328,10 +328,10 @@ class App(Owner):
 
     def _declared_schedules(self) -> list[dict[str, Any]]:
         """Describe each schedule in code, as workers store it. Raises ConfigError if its job cannot be described."""
-        from tallybook._db import schedules
+        from tallybook._app.schedules import definition
 
         found = sorted(self._declared.items())
-        return [schedules.definition(name, one.job(), one.timing, one.query) for name, one in found]
+        return [definition(name, one.job(), one.timing, one.query) for name, one in found]
 
     def rate_limit(
         self, name: str, calls: int, *, per: timedelta | str, burst: int = 1, per_node: bool = False
@@ -349,7 +349,8 @@ class App(Owner):
         """
         from tallybook._model.rate import RateRule
 
-        _add("rate_limit", self._rate_rules, name, RateRule.checked(name, calls, per, burst, per_node=per_node))
+        rule = RateRule(name, calls, parse_duration(per, option="per"), burst, per_node)
+        _add("rate_limit", self._rate_rules, name, rule)
 
     def concurrency_limit(self, name: str, most: int, *, per_node: bool = False) -> None:
         """Declare a concurrency limit: at most `most` jobs of a key run at once, over all workers.
@@ -374,7 +375,8 @@ class App(Owner):
         """
         from tallybook._model.rate import BreakerRule
 
-        _add("breaker", self._breaker_rules, name, BreakerRule.checked(name, failures, per, open_for))
+        length, opened = parse_duration(per, option="per"), parse_duration(open_for, option="open_for")
+        _add("breaker", self._breaker_rules, name, BreakerRule(name, failures, length, opened))
 
     def get(self, job: int | Job) -> Verb[JobInfo]:
         """Read one job as it is now. Raises UnknownJob.

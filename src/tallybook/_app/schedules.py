@@ -9,18 +9,54 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from tallybook._db import schedules
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.node_source import AtHome
-from tallybook._db.schedules import Fire, Fired, ScheduleInfo
+from tallybook._db.texts import at, known, loads, record, records
 from tallybook._db.verb import ListOf, Made, Noun, Steps, Verb
 from tallybook._model.cron import rule
 from tallybook._model.job import JobCall
-from tallybook._model.schedule import Timing, check_query, described
+from tallybook._model.options import check_name, whole
+from tallybook._model.schedule import Fire, Fired, ScheduleInfo, Timing, check_query, described
 from tallybook._task import BoundTask, Task
 from tallybook._task.task import job_of_rows
-from tallybook.errors import ConfigError, InvalidArgument, SignatureError
+from tallybook.errors import ConfigError, InvalidArgument, SignatureError, UnknownSchedule
 
 T = TypeVar("T")
+
+_SET = Declared("""
+  schedule_set(name text, task text, args jsonb, cron text, every interval, tz text, queue text, priority int,
+               max_attempts int, jitter interval, missed text, catch_up int, overlap boolean, headers jsonb,
+               options jsonb, query text)
+  -> text""", unknown=UnknownSchedule)  # fmt: skip
+_WHO = "coalesce({who}, session_user)"
+_NAMES = {"name": ("schedule", 200)}
+_DROP = Simple("schedule_drop(name text) -> boolean", bool, names=_NAMES)
+_PAUSE = Simple("schedule_pause(name text, who text) -> boolean", bool, names=_NAMES, unknown=UnknownSchedule, who=_WHO)
+_RESUME = Simple("schedule_resume(name text) -> boolean", bool, names=_NAMES, unknown=UnknownSchedule)
+_RUN = Simple(
+    "schedule_run(name text) -> row (what reason text, job_id jobs bigint, tick timestamptz)",
+    lambda found: record(Fired, loads(found)), names=_NAMES, unknown=UnknownSchedule,
+)  # fmt: skip
+
+# Intervals in microseconds, because their format is a setting of the session.
+_ROW = """\
+select to_jsonb(s) || jsonb_build_object(
+  'every', cast(extract(epoch from s.every) * 1000000 as bigint),
+  'jitter', cast(extract(epoch from s.jitter) * 1000000 as bigint),
+  'last_tick', f.tick, 'last_what', f.what, 'now', clock_timestamp()) as r
+  from tallybook.schedules s
+  left join lateral (
+    select k.tick, k.what from tallybook.fires k where k.schedule = s.name order by k.tick desc limit 1) f on true"""
+
+_LIST = f"select cast(coalesce(json_agg(x.r order by x.r ->> 'name'), '[]') as text) from ({_ROW}) x"  # noqa: S608
+_SHOW = f"select cast(x.r as text) from ({_ROW} where s.name = cast(%(name)s as text)) x"  # noqa: S608
+
+_FIRES = """\
+select cast(coalesce(json_agg(x order by x.tick desc), '[]') as text) from (
+  select f.tick, f.fired_at, f.what, f.reason, f.job_id, f.jobs, f.ticks,
+         (select j.state from tallybook.job j where j.id = f.job_id) as job_state
+    from tallybook.fires f where f.schedule = cast(%(name)s as text)
+   order by f.tick desc limit cast(cast(%(most)s as text) as int)) x"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +76,7 @@ class Schedules(Noun):
 
     def list(self) -> Verb[ListOf[ScheduleInfo]]:
         """List all schedules, from code and from the database, by name."""
-        return self._verb(schedules.listed)
+        return self._verb(Call("schedule_list", _LIST, {}, lambda found: [_info(row)[0] for row in loads(found)]))
 
     def set(
         self,
@@ -68,38 +104,76 @@ class Schedules(Noun):
             cron=cron, every=every, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap
         )
         query = None if query is None else check_query(query)
-        return self._verb(schedules.set_(name, described(name, scheduled_job(job, query)), timing, query))
+        return self._verb(set_schedule(name, described(name, scheduled_job(job, query)), timing, query))
 
     def drop(self, name: str) -> Verb[bool]:
         """Remove a schedule; False: there is none. One in code comes back when a worker of its app starts."""
-        return self._verb(schedules.drop(name))
+        return self._verb(_DROP(name))
 
     def pause(self, name: str, by: str | None = None) -> Verb[bool]:
         """Pause a schedule until `resume`; False: it was paused already. Raises UnknownSchedule."""
-        return self._verb(schedules.pause(name, by))
+        return self._verb(_PAUSE(name, by))
 
     def resume(self, name: str) -> Verb[bool]:
         """Resume a schedule with its next tick; False: it was not paused. Raises UnknownSchedule."""
-        return self._verb(schedules.resume(name))
+        return self._verb(_RESUME(name))
 
     def run(self, name: str) -> Verb[Fired]:
         """Fire a schedule now, with the same overlap guard and retries as a tick. Raises UnknownSchedule.
 
         (await app.schedules.run("report-de")).what
         """
-        return self._verb(schedules.run(name))
+        return self._verb(_RUN(name))
 
     def fires(self, name: str, *, max_fires: int = 20) -> Verb[ListOf[Fire]]:
         """List the results of a schedule's latest ticks, newest first: enqueued, skipped, missed or failed."""
-        return self._verb(schedules.fires(name, max_fires))
+        params = {"name": _named(name), "most": str(whole("max_fires", max_fires, 1, 2**31 - 1))}
+        return self._verb(Call("schedule_fires", _FIRES, params, records(Fire)))
 
     def next(self, name: str, n: int = 5) -> Verb[ListOf[datetime]]:
         """Return the next `n` ticks of a schedule, in UTC, as if it were not paused. Raises UnknownSchedule."""
         return self._verb(partial(_next, name, n), "schedules.next")
 
 
+def definition(name: str, job: JobCall, timing: Timing, query: str | None = None) -> dict[str, Any]:
+    """Return a schedule in code as the argument of _schedules_register."""
+    columns = {**_columns(job), **timing.columns(), "name": name, "query": query}
+    texts = ("args", "headers", "options")
+    return {key: loads(value) if key in texts else value for key, value in columns.items() if value is not None}
+
+
+def _columns(job: JobCall) -> dict[str, Any]:
+    options = job.options
+    if options.after:
+        raise ConfigError("after", list(options.after), "the jobs of a schedule cannot wait for others")
+    return {
+        "task": job.task, "args": job.args, "queue": options.queue, "priority": options.priority,
+        "max_attempts": options.max_attempts, "headers": options.headers, "options": options.options_text,
+    }  # fmt: skip
+
+
+def set_schedule(name: str, job: JobCall, timing: Timing, query: str | None = None) -> Call[str]:
+    return _SET.call(str, name=_named(name), query=query, **_columns(job), **timing.columns())
+
+
+def get_schedule(name: str) -> Call[tuple[ScheduleInfo, datetime]]:
+    """Return one schedule, and the server's time. Raises UnknownSchedule if there is none."""
+    read = known(partial(UnknownSchedule, name), lambda found: _info(loads(found)))
+    return Call("schedule_list", _SHOW, {"name": _named(name)}, read, unknown=UnknownSchedule)
+
+
+def _named(name: str) -> str:
+    check_name("schedule", name, 200)
+    return name
+
+
+def _info(row: dict[str, Any]) -> tuple[ScheduleInfo, datetime]:
+    seconds = {name: row[name] and row[name] / 1_000_000 for name in ("every", "jitter")}
+    return record(ScheduleInfo, row | seconds), at(row["now"])
+
+
 def _next(name: str, n: int) -> Steps[list[datetime]]:
-    found, now = yield schedules.show(name)
+    found, now = yield get_schedule(name)
     return preview(found, now, n)
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tallybook._db import subjects
+from tallybook._db.declared import Declared
+from tallybook._db.texts import checked, loads, record, some_of
 from tallybook._db.verb import ListOf, Noun, Steps, Verb, traced
 from tallybook._model.job import checked_calls
-from tallybook._model.subject import SubjectCall, SubjectPage, SubjectReport
+from tallybook._model.options import whole
+from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
 
+LISTED = Declared("""
+  subjects(task text, queue text, states text[], prefix text, after text, max_subjects int, max_looked int)
+  -> rows (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb,
+           iterations int, failures int, attempts int, next_run_at timestamptz, last_at timestamptz, last_error text,
+           error jsonb, made_at timestamptz, ended_at timestamptz, cursor text)""")
+STATES = ("planned", "pending", "active", "completed", "killed", "dead")
+_LOOKED = 50_000
 _HOW = "task.subject(name).job(...)"
 
 
@@ -33,9 +44,11 @@ class Subjects(Noun):
 
             stopped = await app.subjects.list(task="refresh", states=["killed", "dead"])
         """
-        call = subjects.listed(
-            task=task, queue=queue, states=states, prefix=prefix, after=after, max_subjects=max_subjects
-        )
+        call = LISTED.call(
+            _page, task=checked("task", task), queue=checked("queue", queue), states=some_of("states", states, STATES),
+            prefix=checked("prefix", prefix), after=checked("after", after),
+            max_subjects=whole("max_subjects", max_subjects, 1, 1000), max_looked=_LOOKED,
+        )  # fmt: skip
         return self._verb(call)
 
     def push_many(self, calls: Iterable[SubjectCall]) -> Verb[ListOf[SubjectReport]]:
@@ -58,6 +71,13 @@ class Subjects(Noun):
         listed = checked_calls(calls, SubjectCall, "subject", _HOW)
         made = traced(self._app._tracing, listed, subjects.upsert_many, keeps=True) if listed else _nothing
         return self._verb(made, "upsert_many")
+
+
+def _page(found: str) -> SubjectPage:
+    rows: list[dict[str, Any]] = loads(found)
+    more = rows.pop() if rows and rows[-1]["subject"] is None else None
+    infos = [record(SubjectInfo, row, task_name="task", queue_name="queue") for row in rows]
+    return SubjectPage(infos, None if more is None else more["cursor"])
 
 
 def _nothing() -> Steps[list[SubjectReport]]:

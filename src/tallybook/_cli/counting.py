@@ -9,9 +9,8 @@ from typing import Any
 import click
 
 from tallybook._cli.common import command, duration, listing
-from tallybook._cli.database import Db, gathered
+from tallybook._cli.database import APP, Db, gathered
 from tallybook._cli.output import Columns, clean, local, print_json, print_rows, working
-from tallybook._db import counting
 from tallybook._model.counting import Counts, Throughput, Timings
 from tallybook._model.options import check_name
 
@@ -63,8 +62,8 @@ def list_(db: Db, by_task: bool, as_json: bool) -> None:
 def _counted(db: Db) -> tuple[list[_Row], dict[str, float | None]]:
     """Read the counts of all nodes (`_lines` adds them up), and the age of each queue's oldest available job."""
     if not db.nodes:
-        rates, timings = db.run(counting.throughput("1 min")), db.run(counting.timings("15 min"))
-        return [*db.run(counting.counts()), *rates, *timings], dict(db.conn.execute(_OLDEST).fetchall())
+        rates, timings = db.run(APP.counts.throughput()), db.run(APP.counts.timings())
+        return [*db.run(APP.counts.list()), *rates, *timings], dict(db.conn.execute(_OLDEST).fetchall())
     found, oldest = list[_Row](), dict[str, float | None]()
     for _, (rows, ages) in gathered(db, _counted):
         found += rows
@@ -120,7 +119,7 @@ def series(db: Db, queue: str | None, step: timedelta, since: timedelta | None, 
     if queue is not None:
         check_name("queue", queue, 64)
         db.known_queue(queue)
-    found = db.run(counting.levels(step, since, queue))
+    found = db.run(APP.counts.levels(step=step, since=since, queue=queue))
     most_open = max((level.open for level in found), default=0)
     most_done = max((level.completed for level in found), default=0)
     print_rows(_LEVELS, found, empty="no counts", as_json=as_json)
@@ -150,7 +149,7 @@ def verify(db: Db, as_json: bool) -> None:
     It reads all open jobs and the whole history under one snapshot: about ten seconds for ten million jobs.
     """
     with working("recounting all stored jobs ..."):
-        found = db.run(counting.verify())
+        found = db.run(APP.counts.verify())
     print_rows(_DIFFERENCES, found, empty="the counters agree", as_json=as_json)
     if found and not as_json:
         bug = "which is a bug in Tallybook: please report it with these lines. `tallybook count recount` corrects them"
@@ -163,7 +162,7 @@ def verify(db: Db, as_json: bool) -> None:
 def recount(db: Db) -> str:
     """Rebuild the counters from the stored jobs. No job waits for it."""
     with working("recounting everything ..."):
-        sums = db.run(counting.recount())
+        sums = db.run(APP.counts.recount())
     return f"recounted: {sums} sum{'' if sums == 1 else 's'}"
 
 
@@ -173,18 +172,18 @@ event = click.Group("event", help="Count your own events and list the counts.")
 @listing({"event": "name", "counted": "n"}, of=event, empty="no events: `tallybook event count NAME` counts one")
 def list_events(db: Db) -> list[dict[str, object]]:
     """List the events with their counts."""
-    return [{"name": name, "n": n} for name, n in db.run(counting.event_counts()).items()]
+    return [{"name": name, "n": n} for name, n in db.run(APP.events.list()).items()]
 
 
 @command("count", of=event)
 def count_event(db: Db, name: str, n: int = 1) -> str:
     """Count the event NAME N times; negative N subtracts (`event count NAME -- -1`)."""
-    db.run(counting.count_event(name, n))
+    db.run(APP.events.count(name, n))
     return f"event {clean(name)!r} is counted" + ("" if n == 1 else f" {n} times" if n > 0 else f" back by {-n}")
 
 
 @command("set", of=event)
 def set_event(db: Db, name: str, n: int) -> str:
     """Set the count of the event NAME to N; 0 forgets it until its next count."""
-    before = db.run(counting.event_set(name, n))
+    before = db.run(APP.events.set(name, n))
     return f"event {clean(name)!r} is {'set to ' + str(n) if n else 'forgotten'}; it was {before}"

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 
 import click
 
+from tallybook._app import App
 from tallybook._cli.errors import Problem, problem, short
 from tallybook._cli.output import clean
-from tallybook._db import driver, migrate, sync
+from tallybook._db import driver, migrate
 from tallybook._db.declared import Call
 from tallybook._db.driver import Connection, Error, OperationalError
 from tallybook._db.link import CONNECT, dsn_for_people
@@ -29,6 +30,7 @@ from tallybook._db.policy import backoff, is_final
 from tallybook._db.pooler import LAG, Standby
 from tallybook._db.source import Source
 from tallybook._db.texts import READER, loads
+from tallybook._db.verb import Verb, run_sync
 from tallybook._model import merged
 from tallybook.errors import (
     QueueUnavailable,
@@ -40,6 +42,7 @@ from tallybook.errors import (
 )
 
 T = TypeVar("T")
+APP = App("cli")  # for its verbs, which all run on the connection of a command
 Found = list[tuple[str, Any]]  # rows, each with the name of its node before it
 Merge = Callable[[Found, Mapping[str, Any]], Found]
 """A function that merges the lists of all nodes, in the order of the nodes; it also receives the options."""
@@ -103,10 +106,11 @@ class Db:
             click.echo(standby_of(conn), err=True)
         return conn
 
-    def run(self, call: Call[T], name: str | None = None) -> T:
+    def run(self, verb: Verb[T] | Call[T], name: str | None = None) -> T:
         """Run a verb and return its result. If there is nothing with this name, the error has the known names."""
+        made = verb._take() if isinstance(verb, Verb) else verb  # before a connection that may fail: it would warn
         try:
-            return sync.run(self.conn, call)
+            return run_sync(self.conn, made)
         except (UnknownProvider, UnknownQueue, UnknownSchedule) as error:
             if name is None:
                 raise
@@ -121,17 +125,20 @@ class Db:
         return [row[0] for row in self.conn.execute(sql.encode(), params).fetchall()]
 
     def paged(
-        self, sql: str, params: Callable[..., Mapping[str, object]], after: str | None, limit: int, most: int
+        self, sql: str, verb: Callable[..., Verb[Any]], most: str, after: str | None, limit: int
     ) -> tuple[list[Any], Any]:
-        """Return the rows of a list that has at most `most` per call, and the last row of all if the list may continue.
+        """Return the rows of a list of at most 1000 per call, and the last row of all if the list may continue.
 
-        That row has no id; the cursor is in the second column.
+        That row has no id; the cursor is in the second column. `sql` has more columns than the verb, and its parameters
+        with the limit `most`.
         """
         rows: list[Any] = []
         last = None
         while len(rows) < limit:
-            room = min(limit - len(rows), most)
-            found = self.conn.execute(sql.encode(), params(after, room)).fetchall()
+            room = min(limit - len(rows), 1000)
+            call = verb(after=after, **{most: room})._take()
+            assert isinstance(call, Call)
+            found = self.conn.execute(sql.encode(), call.params).fetchall()
             last = found.pop() if found and found[-1][0] is None else None
             rows += found
             if last is None or len(found) < room:

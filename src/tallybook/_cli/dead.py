@@ -1,16 +1,16 @@
 """tallybook dead list, show, retry, drop."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import click
 
+from tallybook._app.jobs import REASONS, DeadWhich, dead_count
 from tallybook._cli.common import agreed, command, json_object, limit_option, listing, options, text
-from tallybook._cli.database import Db, each, newest
+from tallybook._cli.database import APP, Db, each, newest
 from tallybook._cli.job import MANY, said_of, show, when
 from tallybook._cli.output import Columns, clean, short
-from tallybook._db import calls, jobs
-from tallybook._db.jobs import REASONS, DeadFilter
+from tallybook._db import calls
 from tallybook._model.job_info import DeadLetter
 from tallybook.errors import TallybookError, UnknownJob
 
@@ -35,9 +35,9 @@ _filters = options(
 )
 
 
-def _which(given: dict[str, Any]) -> DeadFilter:
-    args = given.pop("args")
-    return DeadFilter(**given, args=None if args is None else json_object("--args", args))
+def _which(given: dict[str, Any]) -> DeadWhich:
+    args = None if given["args"] is None else json_object("--args", given["args"])
+    return cast(DeadWhich, given | {"args": args})
 
 
 def _error(letter: DeadLetter) -> str:
@@ -56,7 +56,7 @@ _COLUMNS: Columns = {
 @limit_option()
 def list_(db: Db, limit: int, **given: Any) -> list[DeadLetter]:
     """List dead letters, newest first."""
-    return db.run(jobs.dead_letters(_which(given), limit))
+    return db.run(APP.dead.list(**_which(given), max_jobs=limit))
 
 
 _chosen = options(
@@ -74,8 +74,8 @@ def retry(db: Db, yes: bool, **given: Any) -> str | None:
     def one(job_id: int) -> str:
         return f"retried, attempt {db.of(job_id).run(calls.retry(job_id))}"
 
-    def many(db: Db, which: DeadFilter) -> str:
-        done = db.run(jobs.retry_dead(which, MANY))
+    def many(db: Db, which: DeadWhich) -> str:
+        done = db.run(APP.dead.retry(**which, max_jobs=MANY))
         refused = f", {done.refused} are not: another live job has their unique key" if done.refused else ""
         return f"{done.retried} jobs are retried{refused}"
 
@@ -88,19 +88,19 @@ def drop(db: Db, yes: bool, **given: Any) -> str | None:
     """Drop dead letters for good: by id, or all that match every filter."""
 
     def one(job_id: int) -> str:
-        (done,) = db.of(job_id).run(jobs.drop_jobs([job_id]))
+        (done,) = db.of(job_id).run(APP.jobs.drop([job_id]))
         if done.done == "unknown":
             raise UnknownJob(job_id)
         return "dropped" if done.done == "dropped" else "not changed: it is not dead"
 
-    def many(db: Db, which: DeadFilter) -> str:
-        return f"{db.run(jobs.drop_dead_many(which, MANY))} dead letters dropped"
+    def many(db: Db, which: DeadWhich) -> str:
+        return f"{db.run(APP.dead.drop_matching(**which, max_jobs=MANY))} dead letters dropped"
 
     return _change(db, "drop", one, many, yes, **given)
 
 
 def _change(
-    db: Db, verb: str, one: Callable[[int], str], many: Callable[[Db, DeadFilter], str], yes: bool, **given: Any
+    db: Db, verb: str, one: Callable[[int], str], many: Callable[[Db, DeadWhich], str], yes: bool, **given: Any
 ) -> str | None:
     """Change each of these jobs, or on each node all that match. Exactly one of ids, filters and --all is allowed."""
     job_ids, everything = given.pop("job_ids"), given.pop("everything")
@@ -124,8 +124,8 @@ def _change(
     return None
 
 
-def _may_change(db: Db, which: DeadFilter, verb: str, yes: bool) -> bool:
-    found = 0 if yes else db.run(jobs.dead_count(which, 1001))
+def _may_change(db: Db, which: DeadWhich, verb: str, yes: bool) -> bool:
+    found = 0 if yes else db.run(dead_count(which, 1001))
     if not yes and not found:
         click.echo("no such dead letters")
     elif not (yes := agreed(db.named(f"{verb} {found if found <= 1000 else 'more than 1000'} dead letters?"), yes)):

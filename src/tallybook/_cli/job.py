@@ -4,21 +4,21 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import partial
 from shlex import quote
 from typing import Any
 
 import click
 
+from tallybook._app.jobs import CANCELLABLE, JOBS, STATES
 from tallybook._cli.common import F, agreed, command, duration, json_object, limit_option, listing, state_option, text
-from tallybook._cli.database import Db, Found, each, gathered, newest
+from tallybook._cli.database import APP, Db, Found, each, gathered, newest
 from tallybook._cli.enqueue import instant
 from tallybook._cli.errors import problem, say
 from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, print_rows, short
 from tallybook._db import calls
-from tallybook._db import jobs as verbs
 from tallybook._db.declared import Call
 from tallybook._db.driver import Rollback
-from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
 from tallybook._db.node_source import unknown
 from tallybook._db.texts import loads
 from tallybook._model.job_info import Cancelled, JobInfo, TraceEvent
@@ -81,18 +81,18 @@ def when(value: str) -> datetime:
 def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
     """List jobs, newest first."""
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
-    which, names = JobFilter(**chosen), list[str]()
+    names = list[str]()
     if db.nodes:
         at = places(after)
 
         def read_on(one: Db) -> Part[Row[str]]:
             name = one.node or ""
-            return _read(one, which, at.get(name), limit) if goes_on(at, name) else ([], None, None)
+            return _read(one, chosen, at.get(name), limit) if goes_on(at, name) else ([], None, None)
 
         pairs, more, looked_to = merged(dict(gathered(db, read_on)), at, limit)
         names, rows = [name for name, _ in pairs], [row.shown for _, row in pairs]
     else:
-        found, more, looked_to = _read(db, which, after, limit)
+        found, more, looked_to = _read(db, chosen, after, limit)
         rows = [row.shown for row in found]
     empty = ("no such jobs" if chosen or after else "no jobs") + ("" if more is None else " so far")
     print_rows(_LISTED, rows, empty=empty, nodes=names, as_json=as_json)
@@ -102,9 +102,10 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
         click.echo(f"searched back to {local(looked_to)}; --after {more} continues", err=True)
 
 
-def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[Row[str]]:
+def _read(db: Db, which: dict[str, Any], after: str | None, limit: int) -> Part[Row[str]]:
     """Return the jobs, the cursor of the next page if there may be one, and the time back to which it has searched."""
-    found, last = db.paged(_LIST, lambda after, most: which.params(after, most, _LOOKED), after, limit, MOST)
+    verb = partial(APP.jobs.list, **which, max_looked=_LOOKED)
+    found, last = db.paged(_LIST, verb, "max_jobs", after, limit)
     rows = [Row(job, at, cursor, text) for job, cursor, at, _, text in found]
     return rows, *((last[1], last[3]) if last else (None, None))
 
@@ -153,7 +154,7 @@ _DO = {
 @click.argument("job_id", metavar="ID", type=int)
 def why(db: Db, job_id: int, as_json: bool) -> None:
     """Explain why a job does not run. Exit code 1 if there is no such job."""
-    found = db.of(job_id).run(verbs.why(job_id))
+    found = db.of(job_id).run(APP.jobs.why(job_id))
     if as_json:
         print_json(found)
     else:
@@ -201,10 +202,10 @@ def _in_order(found: Found, given: Mapping[str, Any]) -> Found:
 def trace(db: Db, limit: int, **which: Any) -> list[TraceEvent]:
     """List the events of a job, subject, unique key or link, in order of time."""
     try:
-        call = verbs.trace(**which, max_events=limit)
+        verb = APP.jobs.trace(**which, max_events=limit)
     except InvalidArgument:
         raise click.UsageError("pass one of ID, --subject, --unique, --link") from None
-    return db.run(call)
+    return db.run(verb)
 
 
 # The effective value of a job: its own, else that of its task, then of its queue.
@@ -275,7 +276,7 @@ def _print_error(error: object) -> None:
 @click.option("--key", "unique", type=text, help="Only jobs with this unique key.")
 @click.option("--order-key", type=text, help="Only jobs with this order key.")
 @click.option("--args", metavar="JSON", type=text, help="Only if the args contain this JSON object.")
-@state_option(*verbs.CANCELLABLE)
+@state_option(*CANCELLABLE)
 def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_json: bool, **which: Any) -> None:
     """Cancel jobs; running ones are asked to stop.
 
@@ -291,18 +292,17 @@ def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_jso
 
 
 def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: dict[str, Any]) -> None:
-    args = None if which["args"] is None else json_object("--args", which["args"])
-    states = which.pop("states") or None
-    call = verbs.cancel_many(**{**which, "args": args}, states=states, reason=reason, max_jobs=MANY)
-    if "dead" in (states or ()) and not yes:
+    which["args"] = None if which["args"] is None else json_object("--args", which["args"])
+    which["states"] = which["states"] or None
+    if "dead" in (which["states"] or ()) and not yes:
         # Other sessions would wait for the rows of dead letters meanwhile: count them first, and release them.
         with db.conn.transaction(force_rollback=True):
-            found = db.run(call)
+            found = db.run(APP.jobs.cancel_matching(**which, reason=reason, max_jobs=MANY))
         if not (yes := _may_cancel(db, found)):
             return
     # Only intents are written, which block no other session: they can be counted first, and rolled back.
     with db.conn.transaction() as transaction:
-        done = db.run(call)
+        done = db.run(APP.jobs.cancel_matching(**which, reason=reason, max_jobs=MANY))
         if not (yes := yes or _may_cancel(db, done)):
             raise Rollback(transaction)
     if yes and as_json:

@@ -5,11 +5,10 @@ from datetime import timedelta
 import click
 
 from tallybook._cli.common import command, fail, limit_option, listing
-from tallybook._cli.database import Db
+from tallybook._cli.database import APP, Db
 from tallybook._cli.output import Columns, clean, local, yes_no
-from tallybook._db import rates
 from tallybook._model.durations import format_duration
-from tallybook._model.rate import BreakerInfo, BreakerRule, ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
+from tallybook._model.rate import BreakerInfo, ConcurrencyInfo, RateInfo
 
 _CALLS = """\
 select to_json(c)::text from (
@@ -46,27 +45,27 @@ _LIMITS: Columns = {
 @listing(_LIMITS, of=limit, empty="no limits")
 def list_(db: Db) -> list[RateInfo | ConcurrencyInfo]:
     """List rate limits, then concurrency limits, each with its keys in use."""
-    return [*db.run(rates.rates()), *db.run(rates.concurrency())]
+    return [*db.run(APP.rate_limits.list()), *db.run(APP.concurrency_limits.list())]
 
 
 @command("set", of=limit, nodes="each")
 @click.option("--burst", type=int, default=1, show_default=True, help="Number of calls that may start together.")
 def set_(db: Db, name: str, calls: int, per: timedelta, burst: int) -> str:
     """Set a rate limit of CALLS in any window of PER, like `provider 8 1min`."""
-    return f"rate limit {clean(name)!r} is {db.run(rates.set_(RateRule.checked(name, calls, per, burst)))}"
+    return f"rate limit {clean(name)!r} is {db.run(APP.rate_limits.set(name, calls, per=per, burst=burst))}"
 
 
 @command("at-once", of=limit, nodes="each")
 def at_once(db: Db, name: str, most: int) -> str:
     """Set a concurrency limit of MOST jobs, like `customer 2`, `queue:reports 5`."""
-    return f"concurrency limit {clean(name)!r} is {db.run(rates.set_concurrency(ConcurrencyRule(name, most)))}"
+    return f"concurrency limit {clean(name)!r} is {db.run(APP.concurrency_limits.set(name, most))}"
 
 
 @command(of=limit, nodes="each")
 def drop(db: Db, name: str) -> None:
     """Drop the limits with this name, of both kinds. Jobs that still name it fail."""
-    kinds = (("rate", rates.drop(name)), ("concurrency", rates.drop_concurrency(name)))
-    gone = [kind for kind, call in kinds if db.run(call)]
+    kinds = {"rate": APP.rate_limits.drop, "concurrency": APP.concurrency_limits.drop}
+    gone = [kind for kind, drop in kinds.items() if db.run(drop(name))]
     for kind in gone:
         click.echo(f"{kind} limit {clean(name)!r} is removed")
     if not gone:
@@ -76,7 +75,7 @@ def drop(db: Db, name: str) -> None:
 @command(of=limit, nodes="each")
 def push(db: Db, name: str, duration: timedelta) -> str:
     """Block a key for a while, like `provider:acme 5min`: its calls wait."""
-    return f"the next call of {clean(name)!r} may start at {local(db.run(rates.push(name, duration)))}"
+    return f"the next call of {clean(name)!r} may start at {local(db.run(APP.rate_limits.push(name, duration)))}"
 
 
 _CALLED: Columns = {
@@ -111,20 +110,20 @@ _BREAKERS: Columns = {
 @listing(_BREAKERS, of=breaker, empty="no breakers")
 def list_breakers(db: Db) -> list[BreakerInfo]:
     """List the breakers and their keys. In JSON, durations are in seconds."""
-    return db.run(rates.breakers)
+    return db.run(APP.breakers.list())
 
 
 @command("set", of=breaker, nodes="each")
 def set_breaker(db: Db, name: str, failures: int, per: timedelta, open_for: timedelta) -> str:
     """Set a breaker: FAILURES within PER open it for OPEN_FOR, like `acme 5 1min 30s`."""
-    said = db.run(rates.set_breaker(BreakerRule.checked(name, failures, per, open_for)))
+    said = db.run(APP.breakers.set(name, failures, per=per, open_for=open_for))
     return f"breaker {clean(name)!r} is {said}"
 
 
 @command("drop", of=breaker, nodes="each")
 def drop_breaker(db: Db, name: str) -> str:
     """Drop a breaker. Jobs that name a key without any rule fail."""
-    if not db.run(rates.drop_breaker(name)):
+    if not db.run(APP.breakers.drop(name)):
         fail(f"there is no breaker {clean(name)!r}")
     return f"breaker {clean(name)!r} is removed"
 
@@ -132,11 +131,11 @@ def drop_breaker(db: Db, name: str) -> str:
 @command("open", of=breaker, nodes="each")
 def open_(db: Db, name: str, duration: timedelta | None) -> str:
     """Open the breaker of a key for DURATION, or as long as its rule sets."""
-    return f"the breaker of {clean(name)!r} is open until {local(db.run(rates.open_breaker(name, duration)))}"
+    return f"the breaker of {clean(name)!r} is open until {local(db.run(APP.breakers.open(name, duration)))}"
 
 
 @command(of=breaker, nodes="each")
 def close(db: Db, name: str) -> str:
     """Close the breaker of a key: its jobs continue."""
-    changed = db.run(rates.close_breaker(name))
+    changed = db.run(APP.breakers.close(name))
     return f"the breaker of {clean(name)!r} is closed" + ("" if changed else ", as it was")

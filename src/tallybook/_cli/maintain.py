@@ -10,10 +10,9 @@ from typing import Any
 import click
 
 from tallybook._cli.common import command, dsn_option, duration, limit_option, listing
-from tallybook._cli.database import Db, connect, conninfo, newest
+from tallybook._cli.database import APP, Db, connect, conninfo, newest
 from tallybook._cli.errors import Problem, problem, say
 from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, yes_no
-from tallybook._db import history as verbs
 from tallybook._db import migrate as schema
 from tallybook._db import nodes
 from tallybook._db import roles as database
@@ -135,13 +134,13 @@ _SERVICES: Columns = {
 @listing(_SERVICES, of=service, empty="no services")
 def list_services(db: Db) -> list[ServiceInfo]:
     """List the services with their last run. In JSON, times are in seconds."""
-    return db.run(verbs.services)
+    return db.run(APP.services.list())
 
 
 @command(of=service)
 def every(db: Db, name: str, duration: timedelta) -> str:
     """Set the longest time between checks, like `rescue 10s`; applies within 5 s."""
-    changed = db.run(verbs.service_every(name, duration))
+    changed = db.run(APP.services.set(name, duration))
     shown = f"service {clean(name)} checks every {format_duration(duration)}"
     return f"{shown} at least" if changed else f"{shown} already"
 
@@ -152,13 +151,13 @@ history = click.Group("history", help="Show and change retention periods.")
 @listing({"class": "name", "kept": "keep", "what": "what"}, of=history, empty="none")
 def list_retentions(db: Db) -> list[RetentionInfo]:
     """Show retention periods. In JSON, they are in seconds."""
-    return db.run(verbs.retentions)
+    return db.run(APP.history.list())
 
 
 @command("set", of=history)
 def set_(db: Db, name: str, keep: timedelta) -> str:
     """Change a retention period, like `brief 2h`; applies within a minute."""
-    changed = db.run(verbs.retention_set(name, keep))
+    changed = db.run(APP.history.set(name, keep))
     return f"{clean(name)} is kept for {format_duration(keep)}" + ("" if changed else " already")
 
 
@@ -171,7 +170,7 @@ _HELD: Columns = {
 @listing(_HELD, name="held", of=history, empty="nothing is held")
 def held(db: Db) -> list[HeldRange]:
     """List history that is past its retention but still held, and why."""
-    return db.run(verbs.held())
+    return db.run(APP.history.held())
 
 
 def _pairs(found: dict[str, object]) -> str:
@@ -195,7 +194,7 @@ def audit(db: Db, limit: int, **given: Any) -> list[AuditRow]:
     It contains changes made on the dashboard, through the operator API, in Django's admin and over MCP, but not those
     made on the command line.
     """
-    return db.run(verbs.audits(**given, max_rows=limit))
+    return db.run(APP.audit.list(**given, max_rows=limit))
 
 
 @command()

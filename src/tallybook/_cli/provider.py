@@ -18,12 +18,10 @@ from tallybook._cli.common import agreed, command, fail, json_object, listing
 from tallybook._cli.database import Db, each
 from tallybook._cli.errors import Problem
 from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, print_rows
-from tallybook._db import providers as calls
-from tallybook._db.providers import Listed
 from tallybook._db.sync import done
 from tallybook._db.verb import Steps, drive
 from tallybook._model.options import check_name
-from tallybook._model.provider import Secret, new_key
+from tallybook._model.provider import Listed, Route, Secret, new_key
 from tallybook.errors import UnknownProvider
 from tallybook.extra.providers import steps
 from tallybook.extra.providers.steps import KeySource, Tested
@@ -61,9 +59,9 @@ def add(
 
     def put(db: Db) -> str:
         with db.conn.transaction():  # no reader sees it without its secrets
-            if any(one.name == name for one in db.run(calls.listed(name))):
+            if any(one.name == name for one in db.run(steps.listed(name))):
                 raise Problem(f"provider {name!r} exists already", hint="Change it by `tallybook provider set`")
-            db.run(calls.set_(name, kind, known, not inactive))
+            db.run(steps.set_(name, kind, known, not inactive))
             for field, secret in secrets.items():
                 _do(db, steps.set_secret(name, field, secret, KeySource(), keep_previous=False))
         return f"provider {clean(name)!r} is added" + ("" if not inactive else ", and not active yet")
@@ -81,7 +79,7 @@ def set_(db: Db, name: str, kind: str | None, settings: str | None, active: bool
         raise click.UsageError("pass a change: --kind, --settings, --active or --inactive")
     known = None if settings is None else json_object("--settings", settings)
     _one(db, name)
-    return f"provider {clean(name)!r} is {db.run(calls.set_(name, kind, known, active))}"
+    return f"provider {clean(name)!r} is {db.run(steps.set_(name, kind, known, active))}"
 
 
 _COLUMNS: Columns = {
@@ -97,7 +95,7 @@ _COLUMNS: Columns = {
 @listing(_COLUMNS, of=provider, empty="no providers: add one by tallybook provider add")
 def list_(db: Db) -> list[Listed]:
     """List the providers, with the names of their secrets."""
-    return db.run(calls.listed())
+    return db.run(steps.listed())
 
 
 _SECRETS: Columns = {"secret": "field", "slot": "slot", "key": "key_id", "set": "set_at", "encrypted": "sealed_at"}
@@ -107,7 +105,7 @@ _SECRETS: Columns = {"secret": "field", "slot": "slot", "key": "key_id", "set": 
 def show(db: Db, name: str, as_json: bool) -> None:
     """Show one provider: its settings, and names, keys and times of its secrets."""
     one = _one(db, name)
-    routes = [found for found in db.run(calls.routes()) if found.provider == name]
+    routes = [found for found in db.run(steps.ROUTES()) if found.provider == name]
     if as_json:
         print_json({**asdict(one), "routes": [asdict(found) for found in routes]})
         return
@@ -163,7 +161,7 @@ _TESTED: Columns = {
 def test(db: Db, name: str | None, as_json: bool) -> None:
     """Decrypt the secrets of a provider, or of all. Exit code 1 if one fails."""
     keys = KeySource()
-    names = [name] if name is not None else db.run(calls.names)
+    names = [name] if name is not None else db.run(steps.NAMES)
     found: list[Tested] = [tested for one in names for tested in _do(db, steps.test(one, keys))]
     rows = [{**asdict(one), "problem": one.problem and one.problem.reason} for one in found]
     print_rows(_TESTED, rows, empty="no secrets", as_json=as_json)
@@ -198,13 +196,13 @@ def drop(db: Db, name: str, yes: bool) -> str | None:
     one = _one(db, name)
     if not agreed(f"Remove provider {clean(name)!r} ({clean(one.kind)}) with its secrets?", yes):
         return None
-    db.run(calls.drop(name))
+    db.run(steps.DROP(name))
     return f"provider {clean(name)!r} is removed"
 
 
 def _one(db: Db, name: str) -> Listed:
-    if not (found := db.run(calls.listed(name))):
-        known = db.run(calls.names)
+    if not (found := db.run(steps.listed(name))):
+        known = db.run(steps.NAMES)
         raise UnknownProvider(name, known)
     return found[0]
 
@@ -223,7 +221,7 @@ def route() -> None:
 @click.option("--active/--inactive", default=None, help="Whether the route applies.")
 def set_route(db: Db, data_type: str, name: str, symbol: str | None, active: bool | None) -> str:
     """Route a kind of data to a provider; applies within seconds."""
-    what = db.run(calls.route_set(data_type, name, symbol, active), name)
+    what = db.run(steps.SET_ROUTE(data_type, name, symbol, active), name)
     return f"the route of {_said(data_type, symbol)} is {what}"
 
 
@@ -231,7 +229,7 @@ def set_route(db: Db, data_type: str, name: str, symbol: str | None, active: boo
 @click.option("--symbol", help="The route of this symbol. [the general one]")
 def drop_route(db: Db, data_type: str, symbol: str | None) -> str:
     """Remove a route. Exit code 1 if there is none."""
-    if not db.run(calls.route_drop(data_type, symbol)):
+    if not db.run(steps.DROP_ROUTE(data_type, symbol)):
         fail(f"there is no route of {_said(data_type, symbol)}", err=True)
     return f"the route of {_said(data_type, symbol)} is removed"
 
@@ -243,15 +241,15 @@ _ROUTES: Columns = {
 
 
 @listing(_ROUTES, of=route, empty="no routes")
-def list_routes(db: Db, data_type: str | None) -> list[calls.Route]:
+def list_routes(db: Db, data_type: str | None) -> list[Route]:
     """List the routes in the order in which they are tried."""
-    return db.run(calls.routes(data_type))
+    return db.run(steps.ROUTES(data_type))
 
 
 @command(of=route)
 def which(db: Db, data_type: str, symbol: str | None) -> str:
     """Print the provider of a kind of data and a symbol. Exit code 1 if there is none."""
-    found = db.run(calls.resolve(data_type, symbol))
+    found = db.run(steps.selected(data_type, symbol))
     if found is None:
         fail(f"no provider serves {_said(data_type, symbol)}", err=True)
     return clean(found.name)

@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from tallybook._app import App
+from tallybook._app.queues import UNUSED
 from tallybook._cli.common import agreed, command, duration, limit_option, listing, options, state_option
-from tallybook._cli.database import Db, summed
+from tallybook._cli.database import APP, Db, summed
 from tallybook._cli.output import Columns, clean, local, print_json, working
-from tallybook._db import calls, counting, queues
+from tallybook._db.numbers import COUNTS
 from tallybook._model.queue import TopJob, Truncated
 from tallybook.errors import InvalidArgument
 
@@ -40,14 +40,14 @@ def list_(db: Db) -> list[str]:
 @command(of=queue, nodes="each")
 def pause(db: Db, name: str, by: str) -> str:
     """Pause a queue until you resume it. Running jobs continue."""
-    changed = db.run(calls.pause(name, by), name)
+    changed = db.run(APP.queues.pause(name, by), name)
     return f"queue {clean(name)!r} is paused" if changed else f"queue {clean(name)!r} was paused already"
 
 
 @command(of=queue, nodes="each")
 def resume(db: Db, name: str, by: str) -> str:
     """Resume a paused queue."""
-    changed = db.run(calls.resume(name, by), name)
+    changed = db.run(APP.queues.resume(name, by), name)
     return f"queue {clean(name)!r} is resumed" if changed else f"queue {clean(name)!r} was not paused"
 
 
@@ -71,7 +71,7 @@ _settings = options(
 def create(db: Db, name: str, as_json: bool, by: str, **settings: Any) -> None:
     """Create a queue with these settings. Exit code 1 if it already has settings."""
     with db.conn.transaction():
-        said = db.run(queues.set_(name, **settings, by=by))
+        said = db.run(APP.queues.set(name, **settings, by=by))
         if said != "created":
             raise InvalidArgument(f"queue {clean(name)!r} exists already; change it with `tallybook queue set`")
     _said(name, said, as_json)
@@ -84,7 +84,7 @@ def set_(db: Db, name: str, as_json: bool, by: str, **settings: Any) -> None:
     if all(value is None for value in settings.values()):
         raise click.UsageError("pass a setting to change: --retention, --max-attempts, --notify, ... (see --help)")
     db.known_queue(name)
-    said = db.run(queues.set_(name, **settings, by=by))
+    said = db.run(APP.queues.set(name, **settings, by=by))
     _said(name, "changed" if said == "created" else said, as_json)
 
 
@@ -125,7 +125,7 @@ def truncate(
 
 _HOLDS = f"""\
 select coalesce(sum((to_jsonb(c) ->> s.state)::bigint), 0)
-  from {counting.counts.called()} c cross join unnest(%s::text[]) s(state)
+  from {COUNTS.called()} c cross join unnest(%s::text[]) s(state)
  where c.queue = coalesce(%s, c.queue)"""  # noqa: S608
 
 
@@ -145,8 +145,7 @@ def _emptied(db: Db, name: str | None, states: Sequence[str] | None, running: bo
 
     how: dict[str, Any] = {"states": states, "running": running, "by": by, "on_batch": on_batch}
     with working("cancelling the jobs of " + ("all queues" if name is None else f"queue {name!r}")):
-        noun = App("cli").queues
-        return (noun.truncate_all(**how) if name is None else noun.truncate(name, **how)).sync(db.conn)
+        return db.run(APP.queues.truncate_all(**how) if name is None else APP.queues.truncate(name, **how))
 
 
 @command(of=queue, json=True, nodes="each")
@@ -154,14 +153,14 @@ def _emptied(db: Db, name: str | None, states: Sequence[str] | None, running: bo
 def drop(db: Db, name: str, first: bool, by: str, yes: bool, as_json: bool) -> None:
     """Drop an unused queue. Its history stays until it is pruned."""
     db.known_queue(name)
-    db.run(queues.unused(name))
+    db.run(UNUSED(name))
     held = _holds(db, name, (*_OPEN, "running"))
     what = f"cancel its {held}" if first else f"it holds {held}"
     if not agreed(db.named(f"Drop queue {clean(name)!r} ({what})?"), yes):
         return
     if first:
         _emptied(db, name, None, False, by)
-    db.run(queues.drop(name, by))
+    db.run(APP.queues.drop(name, by=by))
     _said(name, "dropped", as_json)
 
 
@@ -176,4 +175,4 @@ _TOP: Columns = {
 @click.option("--after", metavar="PLACE", help="Continue after this place, as printed by --json.")
 def top(db: Db, name: str, states: tuple[str, ...], max_jobs: int, after: str | None) -> list[TopJob]:
     """Show the next jobs of a queue, in the order in which they would run."""
-    return db.run(queues.top(name, states=states or None, max_jobs=max_jobs, after=after), name)
+    return db.run(APP.queues.top(name, states=states or None, max_jobs=max_jobs, after=after), name)

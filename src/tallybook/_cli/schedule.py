@@ -7,18 +7,16 @@ from typing import Any
 
 import click
 
-from tallybook._app.schedules import preview
+from tallybook._app.schedules import get_schedule, preview, set_schedule
 from tallybook._cli.common import agreed, command, duration, fail, json_object, limit_option, listing
-from tallybook._cli.database import Db
+from tallybook._cli.database import APP, Db
 from tallybook._cli.output import Columns, clean, local, print_json, print_pairs, print_rows, row_json, short, yes_no
-from tallybook._db import schedules
-from tallybook._db.schedules import ScheduleInfo
 from tallybook._model.cron import rule, zone
 from tallybook._model.durations import format_duration, iso_duration
 from tallybook._model.job import JobCall
 from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
-from tallybook._model.schedule import MISSED, Timing, check_query, due
+from tallybook._model.schedule import MISSED, ScheduleInfo, Timing, check_query, due
 from tallybook.errors import ConfigError
 
 schedule = click.Group("schedule", help="List, change and run schedules.\n\nA schedule enqueues jobs by the clock.")
@@ -57,7 +55,7 @@ _EMPTY = "no schedules: declare one by @app.task(schedule=...), or by tallybook 
 @listing(_COLUMNS, of=schedule, home=True, empty=_EMPTY, plain=_plain)
 def list_(db: Db) -> list[ScheduleInfo]:
     """List the schedules with their next tick and their counts."""
-    return db.run(schedules.listed)
+    return db.run(APP.schedules.list())
 
 
 _FIRES: Columns = {
@@ -72,8 +70,8 @@ _FIRES: Columns = {
 @limit_option(1000, 20, "Number of ticks.", ("-n", "fires"))
 def show(db: Db, name: str, fires: int, as_json: bool) -> None:
     """Show one schedule and its latest ticks."""
-    one, _ = db.run(schedules.show(name), name)
-    happened = db.run(schedules.fires(name, fires))
+    one, _ = db.run(get_schedule(name), name)
+    happened = db.run(APP.schedules.fires(name, max_fires=fires))
     if as_json:
         print_json(row_json({**asdict(one), "fires": [asdict(fire) for fire in happened]}, _plain))
         return
@@ -97,7 +95,7 @@ def show(db: Db, name: str, fires: int, as_json: bool) -> None:
 @limit_option(1000, 5, "Number of ticks.", ("-n", "count"))
 def next_(db: Db, name: str, count: int, as_json: bool) -> None:
     """Show the next ticks of a schedule, in its own time zone."""
-    one, now = db.run(schedules.show(name), name)
+    one, now = db.run(get_schedule(name), name)
     ticks = [tick.astimezone(zone(one.tz)).isoformat() for tick in preview(one, now, count)]
     if as_json:
         print_json(json.dumps(ticks))
@@ -140,8 +138,8 @@ def set_(db: Db, name: str, task: str, args: str, query: str | None, **timing: A
     check_name("task", task, 200)
     checked = Timing.checked(**timing)
     job = JobCall(task, encode(json_object("--args", args), task=task), None, Options(**options))
-    what = db.run(schedules.set_(name, job, checked, query))
-    one, now = db.run(schedules.show(name))
+    what = db.run(set_schedule(name, job, checked, query))
+    one, now = db.run(get_schedule(name))
     tick = next(iter(preview(one, now, 1)), None)
     return f"schedule {clean(name)!r} is {what}" + ("" if tick is None else f"; next at {local(tick)}")
 
@@ -149,24 +147,24 @@ def set_(db: Db, name: str, task: str, args: str, query: str | None, **timing: A
 @command(of=schedule, home=True)
 def pause(db: Db, name: str, by: str) -> str:
     """Pause a schedule until you resume it."""
-    changed = db.run(schedules.pause(name, by), name)
+    changed = db.run(APP.schedules.pause(name, by), name)
     return f"schedule {clean(name)!r} is paused" if changed else f"schedule {clean(name)!r} was paused already"
 
 
 @command(of=schedule, home=True)
 def resume(db: Db, name: str) -> str:
     """Resume a paused schedule from its next tick on."""
-    changed = db.run(schedules.resume(name), name)
+    changed = db.run(APP.schedules.resume(name), name)
     return f"schedule {clean(name)!r} is resumed" if changed else f"schedule {clean(name)!r} was not paused"
 
 
 @command(of=schedule, home=True)
 def drop(db: Db, name: str, yes: bool) -> None:
     """Drop a schedule. A schedule in code returns when a worker of its app starts."""
-    one, _ = db.run(schedules.show(name), name)
+    one, _ = db.run(get_schedule(name), name)
     if not agreed(f"Remove schedule {clean(name)!r} ({clean(one.rule)})?", yes):
         return
-    db.run(schedules.drop(name))
+    db.run(APP.schedules.drop(name))
     click.echo(f"schedule {clean(name)!r} is removed")
     if one.app is not None:
         click.echo(f"it returns when a worker of app {clean(one.app)!r} starts, if its code declares it", err=True)
@@ -175,7 +173,7 @@ def drop(db: Db, name: str, yes: bool) -> None:
 @command(of=schedule, home=True)
 def run(db: Db, name: str) -> str:
     """Fire a schedule now, as if a tick were due. Exit code 1 if no job was enqueued."""
-    fired = db.run(schedules.run(name), name)
+    fired = db.run(APP.schedules.run(name), name)
     if fired.what == "enqueued":
         return f"job {fired.job_id}" if fired.job_id is not None else f"{fired.jobs} jobs"
     busy = "the job of its last fire has not ended, or its query is running now"

@@ -9,20 +9,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
+from tallybook._app.subjects import LISTED, STATES
 from tallybook._cli.common import command, limit_option, listing, state_option, text
-from tallybook._cli.database import Db
+from tallybook._cli.database import APP, Db
 from tallybook._cli.enqueue import args_text, checked_options, job_options, note_unserved
 from tallybook._cli.errors import Problem
 from tallybook._cli.job import value_of, when
 from tallybook._cli.output import Columns, clean, json_safe, local, print_json, print_pairs, print_rows, row_json, short
 from tallybook._db import subjects
-from tallybook._db.subjects import LISTED, NAMED, STATES
+from tallybook._db.subjects import NAMED
 from tallybook._db.texts import loads
 from tallybook._model.options import Options
 from tallybook._model.payload import encode
@@ -30,13 +32,12 @@ from tallybook._model.subject import SubjectCall, SubjectReport, check_subject
 from tallybook.errors import TallybookError
 
 _BATCH = 1000
-_LOOKED = 1_000_000  # the most subjects that one command reads
 
 _LIST = f"""\
 select l.subject, l.cursor,
        (select to_json(s)::text from tallybook.subject s
          where s.task = l.task_name and s.subject = l.subject and s.job_id = l.job_id)
-  from {LISTED.called()} with ordinality as l order by l.ordinality"""  # noqa: S608
+  from {LISTED.called(max_looked="1000000")} with ordinality as l order by l.ordinality"""  # noqa: S608
 
 _SHOW = f"select to_json(s)::text from {NAMED}"  # noqa: S608
 
@@ -71,12 +72,8 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
 
     tallybook subject list --state killed
     """
-    which = {**given, "states": given["states"] or None, "max_looked": _LOOKED}
-
-    def params(after: str | None, most: int) -> dict[str, Any]:
-        return subjects.list_params(**which, after=after, max_subjects=most)
-
-    found, last = db.paged(_LIST, params, after, limit, subjects.MOST)
+    verb = partial(APP.subjects.list, **{**given, "states": given["states"] or None})
+    found, last = db.paged(_LIST, verb, "max_subjects", after, limit)
     rows = [row[-1] for row in found]
     print_rows(_COLUMNS, rows, empty="no such subjects", as_json=as_json)
     if last is None:

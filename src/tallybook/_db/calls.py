@@ -10,7 +10,7 @@ from tallybook._db.texts import known, loads, quoted, record, text_array, utc
 from tallybook._model.durations import seconds_text
 from tallybook._model.job import Job, JobCall, arranged
 from tallybook._model.options import Options
-from tallybook.errors import UnknownJob, UnknownQueue
+from tallybook.errors import UnknownJob
 
 if TYPE_CHECKING:
     from tallybook._model.job_info import JobInfo
@@ -20,7 +20,6 @@ RUN_AT = "coalesce({run_at}, clock_timestamp() + {delay:interval})"
 RUN_ATS = """\
 case when {delays:text} is null then {run_ats} else array(select coalesce(f.run_at, clock_timestamp() + f.delay)
     from unnest({run_ats}, {delays:interval[]}) with ordinality as f(run_at, delay, n) order by f.n) end"""
-ME = "coalesce({who:text}, session_user)"
 
 _JOB = "queue text, task text, args jsonb, run_at timestamptz, priority int, max_attempts int, headers jsonb"
 JOBS = """\
@@ -36,8 +35,11 @@ PLURALS = {"priority": "priorities", **{name: name for name in ("args", "headers
 STATE = Declared("state(job_id bigint) -> text")
 cancel = Simple("cancel(job_id bigint, reason text) -> text", str)
 retry = Simple("retry(job_id bigint) -> int", int)
-pause = Simple("pause(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
-resume = Simple("resume(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
+# By the server's clock: that of an operator's machine may be wrong.
+PUSH = Declared(
+    "rate_limit_push(name text, until timestamptz) -> timestamptz",
+    until="coalesce({until}, clock_timestamp() + {ahead:interval})",
+)
 
 _GET = "select cast(to_json(j) as text) from tallybook.job as j where j.id = cast(cast(%(job_id)s as text) as bigint)"
 
@@ -145,11 +147,6 @@ def get(job_id: int) -> "Call[JobInfo]":
 
     read = known(partial(UnknownJob, job_id), lambda found: record(JobInfo, loads(found)))
     return Call("get", _GET, {"job_id": str(job_id)}, read)
-
-
-def state(job_id: int) -> Call[str]:
-    """Read the state of one job. Raises UnknownJob if there is none."""
-    return STATE.call(known(partial(UnknownJob, job_id), str), job_id=job_id)
 
 
 def _jobs(found: str) -> list[Job]:

@@ -13,9 +13,8 @@ sync.py runs it on the user's own connection, on every driver, with any settings
 
 Arrays are sent as PostgreSQL's array literal, which takes a fifth of the time of the drivers' list adaptation.
 
-Other modules of this folder have a function for each verb, which checks its values and returns the Call; without such
-checks it is a Simple, and of a view a View. The verb itself is documented once, at the App's noun that people call it
-by.
+The method of an App's noun checks a verb's values and makes the Call; a verb without checks is a Simple, one that reads
+a view is a View. Verbs that tasks or workers call, too, have a function in this folder.
 
 A worker has its own psycopg connections: `CANCEL.worker` is a statement with `%s`, for values in the declared order.
 tests/db/test_declared.py compares each declaration with pg_proc.

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from tallybook._db import counting, nodes, sync
+from tallybook._db import nodes, numbers, sync
 from tallybook._db.declared import Declared
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.nodes import VARIABLE, Node, asked, at, named, written
@@ -129,7 +129,7 @@ def unpin(dsn: str, key: str) -> bool:
 
 def _open(conn: psycopg.Connection[Any]) -> int:
     """Return the number of jobs that have not ended, 0 without a schema."""
-    return sum(one.open for one in sync.run(conn, counting.counts())) if nodes.has_schema(conn) else 0
+    return sum(one.open for one in sync.run(conn, numbers.COUNTS())) if nodes.has_schema(conn) else 0
 
 
 def _in_table(dsn: str) -> list[Node]:

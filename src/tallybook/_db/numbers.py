@@ -12,10 +12,11 @@ from typing import Any, Generic
 
 import psycopg
 
-from tallybook._db.counting import counts
-from tallybook._db.declared import Declared, T
+from tallybook._db.declared import Declared, Simple, T
 from tallybook._db.policy import first_line
 from tallybook._db.sync import done, got
+from tallybook._db.texts import records
+from tallybook._model.counting import Counts
 from tallybook.errors import QueueUnavailable
 
 log = logging.getLogger("tallybook.telemetry")
@@ -159,7 +160,12 @@ def text(found: Mapping[str, list[Sample]]) -> str:
 
 FRESH = 1.0  # seconds for which an answer of the database, or its absence, serves all requests
 ANSWER = 3.0  # time limit of the database in seconds
-_COUNTS = counts.select(f"queue, task, {', '.join(COLUMNS)}")
+COUNTS = Simple("""
+  counts()
+  -> rows (queue task text,
+           scheduled retrying waiting available running dead completed failed snoozed cancelled lost moved died bigint)
+     order by r.queue, r.task""", records(Counts))  # fmt: skip
+_COUNTS = COUNTS.select(f"queue, task, {', '.join(COLUMNS)}")
 _BACKLOG = Declared("backlog() -> rows (queue text, state text, oldest_run_at timestamptz)")
 _AGE = "greatest(0, extract(epoch from clock_timestamp() - oldest_run_at))::float8"
 _AGES = f"{_BACKLOG.select(f'queue, state, {_AGE}')} where isfinite(oldest_run_at)"

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from tallybook._db.calls import PLURALS, RUN_AT, common
 from tallybook._db.declared import Call, Declared, Simple
-from tallybook._db.texts import checked, loads, record, some_of, text_array
-from tallybook._model.options import Options, whole
-from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
+from tallybook._db.texts import loads, record, text_array
+from tallybook._model.options import Options
+from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectReport
 
 _JOB = "priority int, max_attempts int, headers jsonb, options jsonb"
 _NAMED = f"queue text, task text, subject text, args jsonb, run_at timestamptz, {_JOB}"
@@ -24,11 +23,6 @@ _UPSERT_MANY = Declared(f"subject_upsert_many({_PLURALS}) -> rows (subject text,
 move = Simple("subject_move(task text, subject text, run_at timestamptz, queue text) -> text", str)
 forget = Simple("subject_forget(task text, subject text, queue text) -> text", str)
 """Without a queue: of any queue that has the name."""
-LISTED = Declared("""
-  subjects(task text, queue text, states text[], prefix text, after text, max_subjects int, max_looked int)
-  -> rows (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb,
-           iterations int, failures int, attempts int, next_run_at timestamptz, last_at timestamptz, last_error text,
-           error jsonb, made_at timestamptz, ended_at timestamptz, cursor text)""")
 
 # One call per queue, task and limit, all in one statement; its rows are in the order of its subjects.
 _MANY = """\
@@ -59,9 +53,6 @@ NAMED = f"""\
     where v.task = n.task and v.subject = n.subject and v.scope = n.scope limit 1) as s"""  # noqa: S608
 """The row of the view subject, as s. Without a queue, of any queue that has the name; an error if several have it."""
 _GET = f"select cast(to_json(s) as text) from {NAMED}"  # noqa: S608
-STATES = ("planned", "pending", "active", "completed", "killed", "dead")
-MOST = 1000
-_LOOKED = 50_000
 
 
 def push(call: SubjectCall) -> Call[SubjectReport]:
@@ -93,30 +84,6 @@ def _many(verb: Declared) -> str:
 def get(task: str, name: str, queue: str | None) -> Call[SubjectInfo | None]:
     """Return the subject that a push into this queue would affect; None: of any queue that has the name."""
     return Call("subject", _GET, {"task": task, "subject": name, "queue": queue}, _info)
-
-
-def listed(**which: Any) -> Call[SubjectPage]:
-    """Return one page of the matching subjects; the filters are those of list_params."""
-    return LISTED.call(_page, **list_params(**which, max_looked=_LOOKED))
-
-
-def list_params(
-    *, states: Sequence[str] | None, max_subjects: int, max_looked: int, **texts: str | None
-) -> dict[str, str | None]:
-    """Return the parameters of the statement; `texts` are task, queue, prefix and after. Raises ConfigError."""
-    those = some_of("states", states, STATES)
-    return {option: checked(option, value) for option, value in texts.items()} | {
-        "states": None if those is None else text_array(those),
-        "max_subjects": str(whole("max_subjects", max_subjects, 1, MOST)),
-        "max_looked": str(max_looked),
-    }
-
-
-def _page(found: str) -> SubjectPage:
-    rows: list[dict[str, Any]] = loads(found)
-    more = rows.pop() if rows and rows[-1]["subject"] is None else None
-    infos = [record(SubjectInfo, row, task_name="task", queue_name="queue") for row in rows]
-    return SubjectPage(infos, None if more is None else more["cursor"])
 
 
 def _params(call: SubjectCall) -> dict[str, str | None]:

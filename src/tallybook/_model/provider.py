@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tallybook.errors import ConfigError, NotSupported, SecretError
@@ -104,6 +105,51 @@ class Sealed:
     key_id: str
     nonce: bytes
     ciphertext: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    name: str
+    kind: str
+    settings: dict[str, Any]
+    active: bool
+    secrets: dict[Place, Sealed]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One secret, described only by its key and its times."""
+
+    field: str
+    slot: str
+    key_id: str
+    set_at: datetime
+    sealed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A rule: this provider serves this kind of data, for all symbols or for one."""
+
+    data_type: str
+    symbol: str | None
+    provider: str
+    active: bool
+    in_force: bool  # whether it applies: it and its provider are active
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A provider for people."""
+
+    name: str
+    kind: str
+    settings: dict[str, Any]
+    active: bool
+    created_at: datetime
+    changed_at: datetime
+    fields: list[Field] = field(default_factory=list)
+    routes: int = 0
 
 
 class Keyring:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Self
 
-from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_name, whole
 from tallybook.errors import ConfigError
 
@@ -31,11 +30,6 @@ class RateRule:
     per: timedelta
     burst: int = 1
     per_node: bool = False
-
-    @classmethod
-    def checked(cls, name: str, calls: int, per: timedelta | str, burst: int = 1, *, per_node: bool = False) -> Self:
-        """Return a rule; the duration may be text."""
-        return cls(name, calls, parse_duration(per, option="per"), burst, per_node)
 
     @property
     def size(self) -> int:
@@ -133,11 +127,6 @@ class BreakerRule:
     failures: int
     per: timedelta
     open_for: timedelta
-
-    @classmethod
-    def checked(cls, name: str, failures: int, per: timedelta | str, open_for: timedelta | str) -> Self:
-        """Return a rule; durations may be text."""
-        return cls(name, failures, parse_duration(per, option="per"), parse_duration(open_for, option="open_for"))
 
     def __post_init__(self) -> None:
         _check_limit_name("breaker", self.name)

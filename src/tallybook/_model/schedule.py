@@ -102,6 +102,86 @@ def rule_text(cron: str | None, every: timedelta | None, tz: str) -> str:
     return f"{cron}" if tz == "UTC" else f"{cron} {tz}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleInfo:
+    """One schedule as stored. All datetimes are aware, in UTC."""
+
+    name: str
+    source: str
+    """code or database."""
+    app: str | None
+    """The app that declares it in code."""
+    task: str
+    queue: str
+    args: dict[str, Any]
+    priority: int
+    max_attempts: int | None
+    headers: dict[str, Any] | None
+    cron: str | None
+    every: timedelta | None
+    tz: str
+    query: str | None
+    jitter: timedelta
+    missed: str
+    """once, skip or all."""
+    catch_up: int
+    overlap: bool
+    paused_at: datetime | None
+    paused_by: str | None
+    since: datetime
+    """Ticks after this instant count."""
+    tick: datetime | None
+    """The next tick; None while it is paused, or until a worker has computed it."""
+    due_at: datetime | None
+    """When that tick fires: the tick and its jitter."""
+    last_job_id: int | None
+    fired_count: int
+    skipped_count: int
+    missed_count: int
+    failed_count: int
+    problem: str | None
+    """Why no worker can compute its ticks."""
+    last_tick: datetime | None = None
+    """The tick that was handled last, and its result: enqueued, skipped, missed or failed."""
+    last_what: str | None = None
+
+    @property
+    def rule(self) -> str:
+        """The rule for people: "*/5 * * * * Europe/Berlin", "every 5 min"."""
+        return rule_text(self.cron, self.every, self.tz)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fire:
+    """The result of one tick."""
+
+    tick: datetime
+    fired_at: datetime
+    what: str
+    """enqueued, skipped, missed or failed."""
+    reason: str | None
+    """overlap for a skipped tick, late for a missed tick that was fired nevertheless, the error for a failed one."""
+    job_id: int | None
+    jobs: int | None
+    """The number of enqueued jobs; a query-driven schedule may enqueue any number."""
+    ticks: int | None
+    """For missed ticks: the number that this row represents, from its tick on; 1000 means 1000 or more."""
+    job_state: str | None
+    """The state of its job now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """The result of `app.schedules.run`."""
+
+    what: str
+    """enqueued; skipped, because the job of the last fire is open or its query runs now; or failed."""
+    reason: str | None
+    job_id: int | None
+    jobs: int | None
+    tick: datetime
+
+
 def due(name: str, ticks: Rule, tick: datetime, jitter: timedelta) -> datetime:
     """Return when a tick fires: up to `jitter` later, by a hash of name and tick, but never after the next tick."""
     if not jitter:

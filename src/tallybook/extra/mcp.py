@@ -22,8 +22,8 @@ from mcp.server.stdio import stdio_server
 
 from tallybook import __version__
 from tallybook._app import App
+from tallybook._app.jobs import STATES
 from tallybook._db import doctor
-from tallybook._db.jobs import STATES
 from tallybook._model.durations import format_duration
 from tallybook.errors import ConfigError
 from tallybook.extra.dashboard.database import Conn, Database

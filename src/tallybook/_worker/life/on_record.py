@@ -4,19 +4,22 @@ One of them is whether the worker can hold its own session.
 """
 
 import contextlib
+import json
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from tallybook._db import migrate, rates
+from tallybook._db import migrate
+from tallybook._db.declared import Declared
 from tallybook._db.driver import Connection, Error, connect
 from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.migrate import UNDEFINED, refusal
 from tallybook._db.nodes import foreign_ids
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
+from tallybook._model.durations import format_duration
 from tallybook._task.task import Owner
 from tallybook._worker.jobs import AnyTask
 from tallybook._worker.settings import WorkerSettings
@@ -24,6 +27,8 @@ from tallybook.errors import ConfigError
 
 log = logging.getLogger("tallybook.worker")
 
+_NAMES = Declared("_limit_names() -> text[]")
+REGISTER = Declared("_limits_register(p_app text, p_rules jsonb) -> void")
 _TWINS = """\
 select n.name, t.app, t.definition ->> 'queue' from tallybook.tasks t, unnest(t.aliases || t.name) n(name)
  where t.app <> %s and n.name = any (%s) order by n.name"""
@@ -48,11 +53,12 @@ WHOLE = Part()
 
 def limits(app: Owner, part: Part) -> str:
     """Return the limits of the app's code, or a node's part, as workers store them. ConfigError: a limit too small."""
-    return rates.registered(
-        (rule.part(part.at, part.of) for rule in app._rate_rules.values()),
-        (rule.part(part.at, part.of) for rule in app._concurrency_rules.values()),
-        app._breaker_rules.values(),
-    )
+    rules = {
+        "rates": [asdict(rule.part(part.at, part.of)) for rule in app._rate_rules.values()],
+        "concurrency": [asdict(rule.part(part.at, part.of)) for rule in app._concurrency_rules.values()],
+        "breakers": list(map(asdict, app._breaker_rules.values())),
+    }
+    return json.dumps(rules, default=format_duration)
 
 
 def checked(app: Owner, queues: Iterable[str], part: Part, lives: bool, conn: Connection) -> int:
@@ -69,9 +75,9 @@ def checked(app: Owner, queues: Iterable[str], part: Part, lives: bool, conn: Co
     if foreign := foreign_ids(conn):
         log.warning("%s. %s", *foreign)
     _warn_of_twins(app, conn)
-    conn.execute(rates.REGISTER.worker, (app.name, limits(app, part)))
+    conn.execute(REGISTER.worker, (app.name, limits(app, part)))
     if lives:
-        _check_limits(app.tasks.values(), conn.execute(rates.NAMES.worker).fetchone())
+        _check_limits(app.tasks.values(), conn.execute(_NAMES.worker).fetchone())
     known = [row[0] for row in conn.execute("select name from tallybook.queues")]
     for queue in queues:
         if queue not in known and (near := get_close_matches(queue, known, 1, 0.75)):

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tallybook._db import rates
 from tallybook._db.link import Link, aside, dsn_for_people, end
 from tallybook._maintenance import services
 from tallybook._maintenance.service import ends_or
@@ -122,7 +121,7 @@ class Worker:
             moved, self.part = part.home != self.part.home, part
             if not self._id():  # still starting: it registers this part there, or an older one
                 await self.maintenance_link.first()
-            await self.maintenance_link.rows(rates.REGISTER.worker, self._app.name, declared)
+            await self.maintenance_link.rows(on_record.REGISTER.worker, self._app.name, declared)
             if moved:
                 self.maintenance.clock.declare(self._app._declared_schedules if part.home else lambda: None)
 

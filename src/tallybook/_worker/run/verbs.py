@@ -13,12 +13,12 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+from tallybook._db.calls import PUSH
 from tallybook._db.declared import Call, Declared
 from tallybook._db.driver import AsyncConnection, Error
 from tallybook._db.ends import AS_ARRAYS, ATTEMPT
 from tallybook._db.link import Link
 from tallybook._db.pooler import make_fit
-from tallybook._db.rates import PUSH
 from tallybook._db.sync import run_on
 from tallybook._model.durations import parse_duration
 from tallybook._model.failure import safe_text

@@ -19,8 +19,9 @@ from django.db import DatabaseError, connections, transaction
 from django.template.response import TemplateResponse
 
 from tallybook._app import App
-from tallybook._db import history, sync
-from tallybook._db.jobs import STATES
+from tallybook._app.history import audit_add
+from tallybook._app.jobs import STATES
+from tallybook._db import sync
 from tallybook._db.verb import Verb
 from tallybook._model.job_info import JobLine, JobPage
 from tallybook.contrib.django import _settings
@@ -181,7 +182,7 @@ class Shown(admin.ModelAdmin):
             self.message_user(request, f"Nothing was changed: {str(error).splitlines()[0]}", messages.ERROR)
 
     def record(self, request: Any, action: str, target: Mapping[str, object], done: Mapping[str, object]) -> None:
-        sync.run(alias(), history.audit_add(who(request), "admin", action, target, done))
+        sync.run(alias(), audit_add(who(request), "admin", action, target, done))
 
     def each(
         self, request: Any, noun: str, verb: str, done: str, do: Callable[[str, str], Verb[bool]], otherwise: str

@@ -11,8 +11,8 @@ from typing import Any
 from django.contrib import admin, messages
 from django.utils.html import format_html, format_html_join
 
-from tallybook._app.queues import BATCH
-from tallybook._db import queues, sync
+from tallybook._app.queues import QUEUES, truncate_batch
+from tallybook._db import sync
 from tallybook._db.calls import STATE
 from tallybook._db.verb import Verb
 from tallybook._model.job_info import JobDone
@@ -147,7 +147,7 @@ class QueueAdmin(parts.Shown):
     def get_object(self, request: Any, object_id: str, from_field: Any = None) -> Any:
         found = super().get_object(request, object_id, from_field)
         if found is not None:
-            (found.settings,) = sync.run(parts.alias(), queues.queues(found.pk))
+            (found.settings,) = sync.run(parts.alias(), QUEUES(found.pk))
         return found
 
     retention = admin.display(description="Retention class")(lambda self, queue: str(queue.settings.retention))
@@ -177,8 +177,7 @@ class QueueAdmin(parts.Shown):
             while remain and time.monotonic() < until:
                 remain = False
                 with self.step(request):
-                    given: dict[str, Any] = {"states": None, "running": False, "by": parts.who(request)}
-                    batch = sync.run(parts.alias(), queues.truncate(name, max_jobs=BATCH, mark=mark, **given))
+                    batch = sync.run(parts.alias(), truncate_batch(name, mark, by=parts.who(request)))
                     if batch.done.cancelled:
                         self.record(request, "queue.truncate", {"queue": name}, {"cancelled": batch.done.cancelled})
                     mark, remain = batch.mark, batch.remain

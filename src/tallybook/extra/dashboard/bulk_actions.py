@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from tallybook._app import App
+from tallybook._app.jobs import STATES
 from tallybook._db.driver import QueryCanceled, Rollback
-from tallybook._db.jobs import STATES
 from tallybook._model.job_info import JobDone
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn, rows

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from tallybook._app.counts import COMPLETED, THROUGHPUT
 from tallybook._db import top
-from tallybook._db.counting import COMPLETED, throughput
 from tallybook._db.numbers import CONTENT_TYPE, Asked, Numbers, Sample, Shown, ask, of_nodes, of_the_database, text
 from tallybook._db.verb import run
 from tallybook.errors import ConfigError, QueueUnavailable
@@ -78,7 +78,7 @@ class Readings:
             self.last[name] = found = replace(last, reading=now, at=time.monotonic())
             return found
         row = await (await conn.execute(_COMPLETED_TODAY)).fetchone()
-        ended = await run(conn, throughput("1 min"))
+        ended = await run(conn, THROUGHPUT("1 min"))
         found = Look(now, top.flow(ended), row[0] if row else 0, time.monotonic() + _FLOW_GOOD, time.monotonic())
         self.last[name] = found
         return found

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from tallybook import errors
 from tallybook._app import App
-from tallybook._db import history
+from tallybook._app.history import audit_add
 from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
 from tallybook._db.nodes import Answer, node_of
 from tallybook._db.verb import Verb, run
@@ -198,7 +198,7 @@ class Act(View):
         """Add the audit row, never with args or secrets, unless nothing was changed. Every action calls this once."""
         self._audited = True
         if changed not in (False, "unchanged"):
-            await run(self.conn, history.audit_add(self.user, "web", action, target, done))
+            await run(self.conn, audit_add(self.user, "web", action, target, done))
 
     def after(self) -> str:
         """Return the address to go to afterwards, always a page of this dashboard."""

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from tallybook._db import calls, jobs
+from tallybook._app.jobs import REASONS, DeadWhich, dead_count, dead_oldest
+from tallybook._db import calls
 from tallybook._db.texts import instant
 from tallybook._db.verb import run
 from tallybook._model.job import JobCall
@@ -39,7 +40,7 @@ async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
     ask.reach(found.queue)
     answer = {name: plain(getattr(found, name)) for name in _JOB.example if name != "died_of"}
     # A reason for a cancel is free text, so only these fixed words are shown to every key.
-    answer["died_of"] = found.reason if found.state == "dead" and found.reason in jobs.REASONS else None
+    answer["died_of"] = found.reason if found.state == "dead" and found.reason in REASONS else None
     if ask.admin:
         answer["details"] = {name: plain(getattr(found, name)) for name in _DETAILS}
     return answer
@@ -145,7 +146,7 @@ async def _cancel(ask: Ask, conn: Conn) -> Changed:
 _FILTER: tuple[fields.Field, ...] = (
     fields.name("queue", "In this queue.", most=64, example="mail"),
     fields.name("task", "Of this task.", example="send_welcome"),
-    fields.choice("reason", "Dead for this reason.", words=jobs.REASONS, example="failed"),
+    fields.choice("reason", "Dead for this reason.", words=REASONS, example="failed"),
     fields.text(
         "error", "The last error's type or message contains this, ignoring case.", example="timeout", admin=True
     ),
@@ -159,15 +160,15 @@ _DRY = fields.flag("dry_run", "Only count the matches.", example=False)
 _NAMES = ("queue", "task", "reason", "since", "before", "all")
 
 
-def _which(ask: Ask) -> jobs.DeadFilter:
-    given = {name: ask.get(name) for name in (*(field.name for field in _FILTER), "args")}
-    return jobs.DeadFilter(**{**given, "queue": ask.queue()})
+def _which(ask: Ask) -> DeadWhich:
+    which: Any = {field.name: ask.get(field.name) for field in (*_FILTER, _ARGS)} | {"queue": ask.queue()}
+    return cast(DeadWhich, which)
 
 
 async def _dead_letters(ask: Ask, conn: Conn) -> dict[str, Any]:
-    call = jobs.dead_letters(_which(ask), ask.get("max_jobs", 50), ask.get("before_id"))
+    verb = ask.app.dead.list(**_which(ask), max_jobs=ask.get("max_jobs", 50), before_id=ask.get("before_id"))
     letters = []
-    for letter in await run(conn, call):
+    for letter in await verb.on(conn):
         row = {name: plain(getattr(letter, name)) for name in _LETTER.example if name != "error_type"}
         row["error_type"] = (letter.error or {}).get("type")
         if ask.admin:
@@ -183,19 +184,19 @@ async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
     which, most = _which(ask), ask.get("max_jobs", 10_000)
     if ask.get("dry_run"):
         await conn.execute("select set_config('statement_timeout', %s, true)", (READ_TIMEOUT,))
-        return Changed({"dry_run": True, "matched": await run(conn, jobs.dead_count(which, most))})
-    found = await run(conn, jobs.dead_oldest(which, most))
+        return Changed({"dry_run": True, "matched": await run(conn, dead_count(which, most))})
+    found = await run(conn, dead_oldest(which, most))
     letters = [{"job": row.pop("job_id"), "died_at": plain(instant(row.pop("died_at"))), **row} for row in found]
-    ids, call = sorted(letter["job"] for letter in letters), jobs.retry_jobs if verb == "retry" else jobs.drop_jobs
+    ids, do = sorted(letter["job"] for letter in letters), ask.app.jobs.retry if verb == "retry" else ask.app.jobs.drop
     said = Counter[str]()
     for at in range(0, len(ids), 1000):
-        said.update(one.done for one in await run(conn, call(ids[at : at + 1000])))
+        said.update(one.done for one in await do(ids[at : at + 1000]).on(conn))
     changed = said["retried"] + said["dropped"]
     done = {"retried": changed, "refused": len(ids) - changed} if verb == "retry" else {"dropped": changed}
     # Error and args may contain private data of the job, so the target records only that they were given.
     hidden = ("error", "args")
     target = {name: name in hidden or plain(value) for name, value in ask.values.items() if name in (*_NAMES, *hidden)}
-    target |= {"queue": which.queue} if which.queue else {}
+    target |= {"queue": which["queue"]} if which["queue"] else {}
     return Changed({"dry_run": False, **done}, f"{verb}_dead" if changed else None, target, done, letters=letters)
 
 

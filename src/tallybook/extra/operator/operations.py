@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from tallybook._app import App
-from tallybook._db import history
+from tallybook._app.history import audit_add
 from tallybook._db.verb import run
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator.fields import INSTANT, Field
@@ -101,7 +101,7 @@ class Operation:
         assert self.changes is not None
         done = await self.changes(ask, conn)
         if done.action is not None:
-            await run(conn, history.audit_add(ask.key.id, via, done.action, done.target, done.done))
+            await run(conn, audit_add(ask.key.id, via, done.action, done.target, done.done))
         return done
 
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from tallybook._db import calls, schedules
+from tallybook._app.schedules import get_schedule
 from tallybook._db.declared import Call
 from tallybook._db.texts import instant, loads
-from tallybook._db.verb import run
+from tallybook._db.verb import Verb, run
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields, jobs
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
@@ -21,14 +21,14 @@ Reach = Callable[[Ask, Conn], Awaitable[None]]
 
 
 def steering(
-    field: fields.Field, verb: str, about: str, action: str, reach: Reach, call: Callable[[Ask], Call[bool]]
+    field: fields.Field, verb: str, about: str, action: str, reach: Reach, do: Callable[[Ask], Verb[bool]]
 ) -> Operation:
     """Return the operation that pauses or resumes what a field names. `reach` checks that the key may do that."""
     noun, paused = field.name, verb == "pause"
 
     async def change(ask: Ask, conn: Conn) -> Changed:
         await reach(ask, conn)
-        changed = await run(conn, call(ask))
+        changed = await do(ask).on(conn)
         await reach(ask, conn)  # again under the lock: a Problem here rolls everything back
         answer = {noun: ask[noun], "paused": paused, "changed": changed}
         return Changed(answer, action if changed else None, {noun: ask[noun]})
@@ -94,7 +94,7 @@ async def _schedules(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 
 async def _reach_schedule(ask: Ask, conn: Conn) -> None:
-    found, _ = await run(conn, schedules.show(ask["schedule"]))
+    found, _ = await run(conn, get_schedule(ask["schedule"]))
     ask.reach(found.queue)
 
 
@@ -161,11 +161,11 @@ _ALL = (
     ),
     steering(
         _QUEUE, "pause", "Pause a queue: no more of its jobs start; running jobs continue.", "pause", _reach_queue,
-        lambda ask: calls.pause(ask["queue"], ask.key.id),
+        lambda ask: ask.app.queues.pause(ask["queue"], ask.key.id),
     ),
     steering(
         _QUEUE, "resume", "Resume a paused queue, so that its jobs can start.", "resume", _reach_queue,
-        lambda ask: calls.resume(ask["queue"], ask.key.id),
+        lambda ask: ask.app.queues.resume(ask["queue"], ask.key.id),
     ),
     Operation(
         "list_schedules", "/schedules", "read", "List all schedules; the field `every` is in seconds.",
@@ -179,11 +179,11 @@ _ALL = (
     ),
     steering(
         _SCHEDULE, "pause", "Pause a schedule until it is resumed.", "schedule_pause", _reach_schedule,
-        lambda ask: schedules.pause(ask["schedule"], ask.key.id),
+        lambda ask: ask.app.schedules.pause(ask["schedule"], ask.key.id),
     ),
     steering(
         _SCHEDULE, "resume", "Resume a paused schedule from its next tick on.", "schedule_resume", _reach_schedule,
-        lambda ask: schedules.resume(ask["schedule"]),
+        lambda ask: ask.app.schedules.resume(ask["schedule"]),
     ),
     Operation(
         "list_workers", "/workers", "read", "List the live workers, at most 1,000.",

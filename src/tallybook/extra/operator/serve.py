@@ -28,7 +28,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tallybook._app import App
-from tallybook._db import history
+from tallybook._app.history import NONCE_TAKE
 from tallybook._db.verb import run
 from tallybook._model.payload import parse
 from tallybook.errors import CommitUnknown, QueueUnavailable
@@ -208,7 +208,7 @@ class OperatorApi:
 
 async def _fresh(conn: Conn, signed: Signed) -> None:
     """Use up the nonce. Raise a Problem if the request is late or early by the database's clock, or replayed."""
-    said = await run(conn, history.nonce_take(signed.key, signed.nonce, signed.at))
+    said = await run(conn, NONCE_TAKE(signed.key, signed.nonce, signed.at))
     if said in ("late", "early"):
         where = "behind" if said == "late" else "ahead of"
         raise Problem(said, f"the request's timestamp is more than 300 s {where} the database's clock")

@@ -16,7 +16,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from tallybook._db import providers as calls
 from tallybook._db.declared import Call
 from tallybook._db.source import Source, in_loop
 from tallybook._db.sync import done
@@ -101,14 +100,14 @@ class Providers:
             await app.providers.set("acme", kind="market-data", settings={"base_url": "https://api.acme.example"})
         """
         try:
-            call = calls.set_(name, kind, settings, active)
+            call = steps.set_(name, kind, settings, active)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"settings of provider {name!r} are not JSON: {error}") from None
         return await self._change(call, conn)
 
     async def drop(self, name: str, *, conn: object | None = None) -> bool:
         """Delete a provider with its secrets. False if it does not exist. InvalidArgument while routes lead to it."""
-        return await self._change(calls.drop(name), conn)
+        return await self._change(steps.DROP(name), conn)
 
     async def set_secret(
         self, name: str, field: str, secret: str | Secret, *, keep_previous: bool = True, conn: object | None = None
@@ -144,11 +143,11 @@ class Providers:
 
             await app.providers.route("equity", "acme", symbol="RELIANCE")
         """
-        return await self._change(calls.route_set(data_type, provider, symbol, active), conn)
+        return await self._change(steps.SET_ROUTE(data_type, provider, symbol, active), conn)
 
     async def drop_route(self, data_type: str, *, symbol: str | None = None, conn: object | None = None) -> bool:
         """Delete the route for one symbol, or the general one. False if it does not exist."""
-        return await self._change(calls.route_drop(data_type, symbol), conn)
+        return await self._change(steps.DROP_ROUTE(data_type, symbol), conn)
 
     async def test(self, name: str) -> list[Tested]:
         """Decrypt every secret of a provider, active or not. Return for each whether it opens, or why not."""

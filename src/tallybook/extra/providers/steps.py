@@ -4,19 +4,108 @@ This module decrypts and encrypts between two statements. A secret value is only
 TALLYBOOK_KEYS, or of the file that TALLYBOOK_KEYS_FILE names.
 """
 
+import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from tallybook._db import providers as calls
-from tallybook._db.providers import Stored
+from tallybook._db.declared import Call, Declared, Simple, View
+from tallybook._db.texts import loads, record, records
 from tallybook._db.verb import Steps
 from tallybook._model.options import check_name
-from tallybook._model.provider import Keyring, Place, Provider, Secret, parse_keys
+from tallybook._model.provider import Field, Keyring, Listed, Place, Provider, Route, Sealed, Secret, Stored, parse_keys
 from tallybook.errors import ConfigError, SecretError, UnknownProvider
 
 _TRIES = 20
 _NOWHERE = "TALLYBOOK_KEYS, or the file that TALLYBOOK_KEYS_FILE names"
+
+
+def _sealed(row: Mapping[str, str]) -> Sealed:
+    return Sealed(row["key_id"], bytes.fromhex(row["nonce"]), bytes.fromhex(row["ciphertext"]))
+
+
+def _stored(row: Mapping[str, Any]) -> Stored:
+    secrets = {Place(row["name"], one["field"], one["slot"]): _sealed(one) for one in row["secrets"]}
+    return Stored(row["name"], row["kind"], row["settings"], row["active"], secrets)
+
+
+def _stored_or_none(found: str | None) -> Stored | None:
+    return None if found is None else _stored(loads(found))
+
+
+_READ = Simple("_provider_read(p_name text) -> jsonb", _stored_or_none, verb="provider")
+"""One provider with its ciphertexts, or None."""
+# One statement, so that the route and the provider are of one snapshot.
+_RESOLVE = Declared("provider_resolve(data_type text, symbol text) -> text")
+_ALL = f"""\
+select cast(coalesce(json_agg({_READ.called(p_name="p.name")} order by p.name), '[]') as text)
+  from tallybook.providers as p where p.active"""  # noqa: S608
+_ALL_NAMES = "select cast(coalesce(json_agg(p.name order by p.name), '[]') as text) from tallybook.providers as p"
+_LIST = """\
+select cast(coalesce(json_agg(to_jsonb(p) || jsonb_build_object(
+  'routes', (select count(*) from tallybook.provider_routes as r where r.provider = p.name),
+  'fields', (select coalesce(json_agg(json_build_object('field', f.field, 'slot', f.slot, 'key_id', f.key_id,
+               'set_at', f.set_at, 'sealed_at', f.sealed_at) order by f.field, f.slot), '[]')
+               from tallybook.provider_field as f where f.provider = p.name)) order by p.name), '[]') as text)
+  from tallybook.providers as p where p.name = coalesce(cast(%(name)s as text), p.name)"""
+_MATCHING = "r.data_type, r.symbol nulls last"
+ROUTES = View("providers", "provider_routes", records(Route), which="data_type", order=_MATCHING)
+"""The routes, of one kind of data or all; specific ones first, in the order of matching."""
+_SET = Declared("provider_set(name text, kind text, settings jsonb, active boolean) -> text")
+DROP = Simple("provider_drop(name text) -> boolean", bool)
+SET_ROUTE = Simple(
+    "route_set(data_type text, provider text, symbol text, active boolean) -> text", str, unknown=UnknownProvider
+)
+DROP_ROUTE = Simple("route_drop(data_type text, symbol text) -> boolean", bool)
+_SECRET_SET = Declared("""
+  _provider_secret_set(p_provider p_field text, p_was bytea, p_key_id text, p_nonce p_ciphertext bytea,
+                       p_former_key_id text, p_former_nonce p_former_ciphertext bytea)
+  -> boolean""", unknown=UnknownProvider)  # fmt: skip
+"""False: `was` is not the stored value any more."""
+_RESEAL = Declared("""
+  _provider_secret_reseal(p_provider p_field p_slot text, p_was bytea, p_key_id text, p_nonce p_ciphertext bytea)
+  -> boolean""", verb="provider_rotate")  # fmt: skip
+"""False: the secret has changed since it was read, or is locked."""
+_SECRET_DROP = Simple("_provider_secret_drop(p_provider p_field p_slot text) -> boolean", bool)
+"""Deletes a slot of a secret, or all slots."""
+_OTHER_KEYS = Declared("""
+  _provider_secrets_under_others(p_key_id p_provider p_field p_slot text)
+  -> jsonb""", verb="provider_rotate")  # fmt: skip
+_KEYS = """\
+select cast(coalesce(json_object_agg(k.key_id, k.n), '{}') as text)
+  from (select s.key_id, count(*) as n from tallybook.provider_field as s group by s.key_id) as k"""
+
+
+def selected(data_type: str, symbol: str | None) -> Call[Stored | None]:
+    """Return the provider selected by the routes, or None."""
+    sql = f"select cast({_READ.called(p_name=_RESOLVE.called())} as text)"
+    return Call("provider_resolve", sql, {"data_type": data_type, "symbol": symbol}, _stored_or_none)
+
+
+_ACTIVE: Call[list[Stored]] = Call("providers", _ALL, {}, lambda found: list(map(_stored, loads(found))))
+"""All active providers, in one snapshot."""
+NAMES: Call[list[str]] = Call("providers", _ALL_NAMES, {}, loads)  # the names of all providers, active or not
+_KEYS_IN_USE: Call[dict[str, int]] = Call("providers", _KEYS, {}, loads)  # the number of secrets per key
+
+
+def listed(name: str | None = None) -> Call[list[Listed]]:
+    """Return all providers, or one, for people."""
+    return Call("providers", _LIST, {"name": name}, _listed)
+
+
+def set_(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:
+    text = None if settings is None else json.dumps(settings, ensure_ascii=False, allow_nan=False)
+    return _SET.call(str, name=name, kind=kind, settings=text, active=active)
+
+
+def _listed(found: str) -> list[Listed]:
+    return [record(Listed, row | {"fields": [record(Field, one) for one in row["fields"]]}) for row in loads(found)]
+
+
+def _parts(sealed: Sealed | None, prefix: str = "") -> dict[str, Any]:
+    return {prefix + name: getattr(sealed, name, None) for name in ("key_id", "nonce", "ciphertext")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +187,12 @@ def get(name: str, keys: KeySource) -> Steps[Provider]:
 
 
 def resolve(data_type: str, symbol: str | None, keys: KeySource) -> Steps[Provider | None]:
-    stored = yield calls.resolve(data_type, symbol)
+    stored = yield selected(data_type, symbol)
     return None if stored is None else _decrypted(stored, keys)
 
 
 def load(keys: KeySource) -> Steps[dict[str, Provider]]:
-    found: list[Stored] = yield calls.active
+    found: list[Stored] = yield _ACTIVE
     return {stored.name: _decrypted(stored, keys) for stored in found}
 
 
@@ -133,14 +222,15 @@ def set_secret(name: str, field: str, secret: Secret, keys: KeySource, *, keep_p
             if old == secret:
                 return "unchanged"
             former = keyring.seal(before, old)
-        if (yield calls.secret_set(place, was, keyring.seal(place, secret), former)):
+        parts = {**_parts(keyring.seal(place, secret)), **_parts(former, "former_")}
+        if (yield _SECRET_SET.call(bool, provider=name, field=field, was=None if was is None else was.nonce, **parts)):
             return "created" if was is None else "changed"
     raise SecretError(name, field, "other programs keep changing it", hint="Try again")
 
 
 def drop_secret(name: str, field: str, *, previous_only: bool) -> Steps[bool]:
     yield from _known(name)
-    return bool((yield calls.secret_drop(name, field, "previous" if previous_only else None)))
+    return bool((yield _SECRET_DROP(name, field, "previous" if previous_only else None)))
 
 
 def rotate(keys: KeySource) -> Steps[Rotation]:
@@ -153,19 +243,28 @@ def rotate(keys: KeySource) -> Steps[Rotation]:
     while moved:  # until a pass changes nothing: a program with older keys may set secrets meanwhile
         moved, problems = 0, {}
         after: Place | None = None
-        while batch := (yield calls.under_other_keys(keyring.current, after)):
+        while batch := (yield _under_other_keys(keyring.current, after)):
             for after, sealed in batch:
                 try:
                     secret = keyring.open(after, sealed)
                 except SecretError as error:
                     problems[after] = error
                     continue
-                if (yield calls.secret_reseal(after, sealed, keyring.seal(after, secret))):
+                parts = _parts(keyring.seal(after, secret))
+                if (yield _RESEAL.call(bool, **asdict(after), was=sealed.nonce, **parts)):
                     moved += 1
         rotated += moved
-    in_use: dict[str, int] = yield calls.keys_in_use
+    in_use: dict[str, int] = yield _KEYS_IN_USE
     left = {key_id: n for key_id, n in in_use.items() if key_id != keyring.current}
     return Rotation(keyring.current, rotated, left, tuple(problems.values()))
+
+
+def _under_other_keys(key_id: str, after: Place | None) -> Call[list[tuple[Place, Sealed]]]:
+    """Return at most 100 secrets that are encrypted with another key than this one, in order, after a place."""
+    return _OTHER_KEYS.call(
+        lambda found: [(Place(row["provider"], row["field"], row["slot"]), _sealed(row)) for row in loads(found)],
+        key_id=key_id, **asdict(after or Place("", "", "")),
+    )  # fmt: skip
 
 
 def check_field(field: str) -> None:
@@ -180,9 +279,9 @@ def check_field(field: str) -> None:
 
 
 def _known(name: str) -> Steps[Stored]:
-    stored: Stored | None = yield calls.read(name)
+    stored: Stored | None = yield _READ(name)
     if stored is None:
-        raise UnknownProvider(name, (yield calls.names))
+        raise UnknownProvider(name, (yield NAMES))
     return stored
 
 

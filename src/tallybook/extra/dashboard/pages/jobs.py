@@ -9,9 +9,9 @@ from typing import Any
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from tallybook._db.counting import counts
+from tallybook._app.jobs import DEAD_LETTERS, REASONS, STATES
 from tallybook._db.declared import Declared
-from tallybook._db.jobs import REASONS, STATES
+from tallybook._db.numbers import COUNTS
 from tallybook._model.job_info import JobLine, JobPage
 from tallybook._model.merged import END, Part, goes_on, merged, places
 from tallybook.errors import InvalidArgument
@@ -34,7 +34,7 @@ _MORE = Declared("_args_of(p_ids bigint[]) -> rows (id bigint, args jsonb, took 
 _SUMS = ", ".join(f"cast(coalesce(sum(c.{state}) filter (where m.meant), 0) as bigint) as {state}" for state in OPEN)
 _COUNTS = f"""\
 select array_agg(distinct c.queue collate "C") as queues, array_agg(distinct c.task collate "C") as tasks, {_SUMS}
-  from {counts.called()} as c,
+  from {COUNTS.called()} as c,
        lateral (select %(queue)s in ('', c.queue) and %(task)s in ('', c.task) as meant) as m"""  # noqa: S608
 
 
@@ -190,14 +190,11 @@ bulk_actions.serve(pages, "/jobs", _search, f"The verb must be one of {', '.join
 
 
 _ASKED = ("queue", "task", "reason", "error", "since", "before")
-_DEAD_LETTERS = Declared("""
-  dead_letters(queue task reason text text, since before timestamptz, max_jobs int, before_id bigint, max_looked int)
-  -> rows (job_id bigint, died_at timestamptz, queue_name task_name why text, failures attempt int,
-           enqueued_at timestamptz, summary text, last_error jsonb)""", text="{error:text}")  # fmt: skip
+_FOUND = DEAD_LETTERS.called("pyformat", text="{error:text}", args="null", max_looked="{max_looked}")
 _LETTERS = f"""\
 select d.job_id as id, d.died_at, d.queue_name as queue, d.task_name as task, d.why as reason, d.failures, d.attempt,
        d.enqueued_at, d.summary, d.last_error, d.why is null as mark, 'dead' as state
-  from {_DEAD_LETTERS.called("pyformat")} as d"""  # noqa: S608
+  from {_FOUND} as d"""  # noqa: S608
 _IDS = _LETTERS.replace("d.last_error,", "").replace("d.summary,", "")
 
 

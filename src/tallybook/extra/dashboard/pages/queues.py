@@ -9,12 +9,11 @@ from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
-from tallybook._app.queues import BATCH
-from tallybook._db import queues as calls
-from tallybook._db import rates as calls_of_limits
+from tallybook._app.jobs import STATES
+from tallybook._app.limits import CONCURRENCY, RATES
+from tallybook._app.queues import QUEUES, truncate_batch
 from tallybook._db import top
 from tallybook._db.declared import Declared
-from tallybook._db.jobs import STATES
 from tallybook._db.verb import run
 from tallybook._model.merged import summed
 from tallybook.errors import InvalidArgument, UnknownQueue
@@ -104,7 +103,7 @@ async def queue(view: View) -> Response:
     if by_node and (await view.at()).name not in [one["node"] for one in by_node]:
         return RedirectResponse(view.url("/queue", name=name, node=by_node[0]["node"]))
     async with view.read() as conn:
-        found = await run(conn, calls.queues(name))
+        found = await run(conn, QUEUES(name))
         if not found:
             raise UnknownQueue(name)
         stats = await rows(conn, _STATS, name)
@@ -113,8 +112,8 @@ async def queue(view: View) -> Response:
         following = await view.app.queues.top(name, max_jobs=20).on(conn)
         timings = [one for one in await view.app.counts.timings().on(conn) if one.queue == name]
         rate = top.flow(await view.app.counts.throughput().on(conn)).of_queues.get(name, 0.0)
-        limits = await run(conn, calls_of_limits.concurrency(f"queue:{name}"))
-        paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
+        limits = await run(conn, CONCURRENCY(f"queue:{name}"))
+        paces = await run(conn, RATES(f"queue:{name}"))
     return view.render(
         "queue.html", queue=found[0], stats=stats[0] if stats else None, by_task=status, workers=workers,
         top=following, timings=timings, rate=rate, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
@@ -151,8 +150,7 @@ async def truncate(act: Act) -> str:
     cancelled, cancelling, mark, remain = 0, 0, None, True
     while remain and time.monotonic() - began < _LONGEST:
         async with act.step() as conn:
-            call = calls.truncate(name, states=None, running=running, by=act.user, max_jobs=BATCH, mark=mark)
-            batch = await run(conn, call)
+            batch = await run(conn, truncate_batch(name, mark, running=running, by=act.user))
             found = {"cancelled": batch.done.cancelled, "cancelling": batch.done.cancelling}
             await act.audit("queue.truncate", {"queue": name, "running": running}, found, changed=any(found.values()))
         mark, remain = batch.mark, batch.remain

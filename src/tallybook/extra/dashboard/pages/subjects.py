@@ -4,6 +4,7 @@ from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
+from tallybook._app.subjects import STATES
 from tallybook._db import subjects as calls
 from tallybook._db.verb import run
 from tallybook.errors import InvalidArgument
@@ -47,7 +48,7 @@ async def subjects(view: View) -> Response:
     except WRONG as error:
         problem = str(error)
     return view.render(
-        "subjects.html", subjects=found, asked=asked, states=("stopped", *calls.STATES), problem=problem, after=after,
+        "subjects.html", subjects=found, asked=asked, states=("stopped", *STATES), problem=problem, after=after,
         further=asked | (after or {}), looked_to=looked_to, first=place["after_task"] is place["after_name"] is None,
     )  # fmt: skip
 
@@ -58,8 +59,8 @@ async def _page(
     """Return the matches, one node after another; the start of the next page, if any; the last subject that was read,
     if a limit has ended the list.
     """
-    if asked["state"] and asked["state"] not in (*calls.STATES, "stopped"):
-        raise InvalidArgument(f"state must be one of stopped, {', '.join(calls.STATES)}")
+    if asked["state"] and asked["state"] not in (*STATES, "stopped"):
+        raise InvalidArgument(f"state must be one of stopped, {', '.join(STATES)}")
     said: dict[str, Any] = {name: text_of(name, asked[name]) for name in asked}
     begin, last = dict[str, Any](), view.asked("after_node")
     if place["after_task"] is not None and place["after_name"] is not None:
