@@ -150,6 +150,8 @@ async def test_dead_letters_are_listed_retried_and_dropped_by_filter(
     assert (await app.get(jobs[1])).state == "available"
     with pytest.raises(ConfigError, match="reason"):
         await app.dead.list(reason="tired")
+    with pytest.raises(TypeError, match="no filter 'text': write queue, task, reason, error"):
+        await app.dead.drop_matching(text="Timeout 3")  # type: ignore[call-arg]
 
 
 async def test_jobs_are_cancelled_by_key_and_by_filter(app: App, dsn: str, db: Any, ran: list[Any]) -> None:

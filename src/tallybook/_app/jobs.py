@@ -226,7 +226,7 @@ class Jobs(Noun):
             await app.jobs.cancel_matching(task="sync_orders", args={"customer": 42}, reason="customer left")
         """
         if queue is None and task is None and unique is None and order_key is None and args is None:
-            raise InvalidArgument("cancel_many needs a filter", hint="Pass a queue, a task, a key or args")
+            raise InvalidArgument("cancel_matching needs a filter", hint="Pass a queue, a task, a key or args")
         call = _CANCEL_MANY.call(
             lambda found: record(Cancelled, loads(found)), queue=checked("queue", queue), task=checked("task", task),
             unique_key=checked("unique", unique), order_key=checked("order_key", order_key), args=_args("args", args),
@@ -264,8 +264,11 @@ _CHECKS: dict[str, Callable[[str, Any], str | None]] = {"args": _args, "since": 
 
 
 def _params(which: DeadWhich, max_jobs: int) -> dict[str, Any]:
-    """Return a filter as parameters. Raises ConfigError for an invalid value."""
-    given: dict[str, Any] = {**dict.fromkeys(DeadWhich.__annotations__), **which}
+    """Return a filter as parameters. Raises TypeError for an unknown filter, ConfigError for an invalid value."""
+    names = DeadWhich.__annotations__
+    if unknown := sorted(which.keys() - names):
+        raise TypeError(f"there is no filter {unknown[0]!r}: write {', '.join(names)}")
+    given: dict[str, Any] = {**dict.fromkeys(names), **which}
     if given["reason"] not in (None, *REASONS):
         raise ConfigError("reason", given["reason"], f"must be one of {', '.join(REASONS)}")
     params = {name: _CHECKS.get(name, checked)(name, value) for name, value in given.items()}
