@@ -176,6 +176,15 @@ def test_a_directory_that_is_away_is_told() -> None:
     assert "hidden" not in str(raised.value)
 
 
+def test_a_silent_database_with_the_table_is_an_error(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the database with the table accepts the connection but does not return the list, the wait is limited."""
+    monkeypatch.setattr(door, "ANSWER", 0.2)
+    with fleet.connect(1) as conn, conn.transaction():
+        conn.execute("lock table tallybook.node; set local idle_in_transaction_session_timeout = '20 s'")
+        with pytest.raises(QueueUnavailable, match=r"no answer within 0\.2 s"):
+            nodes(fleet.dsn)
+
+
 def test_an_id_leads_to_its_node(fleet: Fleet) -> None:
     """The number in a job's id is its node's; an unknown one is an error that lists the nodes."""
     jobs = [fleet.enqueue(number) for number in (1, 2, 3)]

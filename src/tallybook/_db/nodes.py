@@ -26,6 +26,7 @@ from tallybook.errors import ConfigError, QueueUnavailable, UnknownJob, UnknownN
 
 VARIABLE = "TALLYBOOK_NODES"
 _NUMBER_BITS = 43
+ANSWER = 10.0  # seconds that the database with the list has to return it
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 _LINES = "Write name=DSN, one per line, or the path of a TOML file with a table [nodes]"
 
@@ -111,7 +112,7 @@ def written(dsn: str) -> list[Node]:
     if given := os.environ.get(VARIABLE, "").strip():
         return _given(given)
     try:
-        with psycopg.connect(dsn, **CONNECT) as conn:
+        with psycopg.connect(dsn, **CONNECT) as conn, ThreadSocketTimeout(conn, ANSWER):
             table, citus, database = conn.execute(_THERE).fetchone() or (False, False, "")
             if table and (rows := conn.execute(_TABLE).fetchall()):
                 return [Node(name, number, at(dsn, to), state, home) for name, number, to, state, home in rows]
