@@ -45,6 +45,12 @@ _FIRST_ID = """\
 select i.node, s.seqmin
   from tallybook.installed i, pg_sequence s where s.seqrelid = to_regclass('tallybook.job_id')"""
 
+TWINS = (
+    "If they are one database, list it once. A number is set once: to change that of a database without jobs to keep, "
+    "run `tallybook uninstall --dsn ...`, which removes its jobs, and `tallybook migrate --node N --dsn ...`"
+)
+"""What to do if two nodes have one number."""
+
 add = Simple("node_add(name text, address text, number int, system_identifier bigint) -> text", str)
 retire = Simple("node_retire(name text) -> text", str, unknown=UnknownNode)
 remove = Simple("node_remove(name text, anyway boolean) -> text", str, unknown=UnknownNode)
@@ -271,8 +277,7 @@ def numbered(among: Sequence[Node]) -> tuple[Node, ...]:
     for node in found:
         if node.number is not None and (other := first.setdefault(node.number, node)) is not node:
             reason = f"nodes {other.name!r} and {node.name!r} both have it, so ids of jobs lead to the wrong one"
-            hint = "One is a copy, or is listed twice. A number is set once: install one of them again with --node N"
-            raise ConfigError("number of a node", node.number, reason, hint=hint)
+            raise ConfigError("number of a node", node.number, reason, hint=TWINS)
     return found
 
 
