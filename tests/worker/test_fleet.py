@@ -188,7 +188,8 @@ async def test_a_node_without_the_schema_is_tried_again(
     fleet.run(1, TABLES)
     async with serving(shop, fleet.dsn) as (worker, _):
         await on_record(worker, "north")
-        await eventually(lambda: "trying this node again" in caplog.text, "the new node is refused")
+        refused = "Run `tallybook migrate --nodes new`; trying this node again"
+        await eventually(lambda: refused in caplog.text, "the new node is refused")
         with connect(empty_dsn) as conn:
             migrate(conn, node=7)
         await on_record(worker, "north", "new")

@@ -59,7 +59,13 @@ def _report(conn: psycopg.Connection[Any]) -> _Report:
     try:
         info = migrate.info(conn)
         error = migrate.verdict(info.version, info.works_from, info.expected, conn.info.dbname)
-        text = str(error) if error else None if info.routines_current else "its functions are of another release"
+        text = (
+            str(error).partition(". ")[0]
+            if error
+            else None
+            if info.routines_current
+            else "its functions are of another release"
+        )
         return _Report(None, text, standby, ahead, {} if text else sync.run(conn, _LOOK.call(loads)))
     except psycopg.errors.InsufficientPrivilege as denied:
         return _Report(first_line(denied), None, standby, ahead, {})

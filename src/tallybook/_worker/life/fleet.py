@@ -77,7 +77,9 @@ class Life:
                 self.error = None
             except Exception as error:
                 self.error = error
-                log.error("%s; trying this node again in %g s", first_line(error), AGAIN)
+                command = f"`tallybook migrate --nodes {self.node.name}`"  # without --nodes: the database of the DSN
+                text = first_line(error).removesuffix(".").replace("`tallybook migrate`", command)
+                log.error("%s; trying this node again in %g s", text, AGAIN)
             finally:
                 self.served |= bool(self.worker and self.worker.heartbeat and self.worker.heartbeat.worker_id)
                 self.worker = None
