@@ -83,6 +83,25 @@ def test_the_first_node_brings_its_directory_along(make_fleet: Callable[..., Fle
     )
 
 
+def test_two_installations_with_one_number_are_told(make_fleet: Callable[..., Fleet], empty_dsn: str) -> None:
+    """Of two databases with one number, the second is not added: the error says how it gets another number."""
+    fleet = make_fleet(1)
+    with psycopg.connect(empty_dsn) as conn:
+        migrate(conn, node=1)
+    said = run("node", "add", "south", address(empty_dsn), dsn=fleet.dsn, code=1)
+    assert 'number 1 belongs to node "north"' in said and "`tallybook uninstall` (removes its jobs)" in said
+    run("uninstall", "--yes", dsn=empty_dsn)
+    run("migrate", "--node", "2", dsn=empty_dsn)
+    assert "(2) is created" in run("node", "add", "south", address(empty_dsn), dsn=fleet.dsn)
+
+
+@pytest.mark.parametrize("words", ["add x dbname=y --number 1", "retire x", "remove x", "unpin key"])
+def test_a_database_without_the_schema_has_no_list(empty_dsn: str, words: str) -> None:
+    """A change of the list, or of a pin, in a database without the schema is an error that says what to run."""
+    said = run("node", *words.split(), dsn=empty_dsn, code=2)
+    assert "no schema tallybook in database" in said and "Run `tallybook migrate`" in said
+
+
 def test_the_first_node_cannot_have_the_name_of_its_directory(make_fleet: Callable[..., Fleet]) -> None:
     """The first node is refused under the name that the DSN's database gets, unless that one has been named before."""
     fleet = make_fleet(2, table=False)
@@ -318,7 +337,8 @@ def test_a_node_of_an_older_schema(fleet: Fleet, empty_dsn: str) -> None:
     found = checked(fleet, 1)
     assert "schema" in found["south"][0] and found["west"] == ["its functions are of another release"]
     assert "no schema" in found["new"][0]
-    assert "tallybook migrate --nodes south" in run("node", "check", dsn=fleet.dsn, code=1)
+    said = run("node", "check", dsn=fleet.dsn, code=1)
+    assert "tallybook migrate --nodes south" in said and "Run `tallybook migrate`" not in said
 
 
 def test_a_node_restored_from_an_older_state(fleet: Fleet, server: Any, tmp_path: Any) -> None:

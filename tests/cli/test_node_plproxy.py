@@ -211,7 +211,7 @@ def test_partitions_are_a_power_of_two_dealt_to_the_nodes(nodes: int, asked: int
 
 @pytest.mark.parametrize(("cluster", "asked", "problem"), [
     ("shop", 3, "--partitions: 3 does not fit"), ("shop", 2, "each of 3 nodes needs one"),
-    ("shop", -4, "--partitions: -4"), ("Shop'; drop", 4, "is not a plain name"),
+    ("shop", -4, "--partitions: -4"), ("shop", 0, "--partitions: 0"), ("Shop'; drop", 4, "is not a plain name"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(cluster: str, asked: int, problem: str) -> None:
     """No power of two, fewer partitions than nodes, or a name that needs quotes: one line and a hint."""

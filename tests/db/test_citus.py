@@ -132,6 +132,15 @@ def test_the_list_of_citus_is_not_hidden_by_the_table(shop: Cluster) -> None:
     assert len(nodes(shop.dsns[0])) == 3
 
 
+def test_a_coordinator_alone_keeps_the_list_of_citus() -> None:
+    """On a coordinator without workers, too, the first row of the table would hide the nodes that Citus gets later."""
+    with citus.cluster(1, "shop") as (server,):
+        dsn = server.dsn("shop")
+        run("migrate", "--nodes", "all", dsn=dsn)
+        assert "pg_dist_node" in run("node", "add", "west", "host=/nowhere", "--number", "5", dsn=dsn, code=2)
+        assert len(nodes(dsn)) == 1
+
+
 def test_order_and_job_lie_on_the_tenants_node(clean: Cluster) -> None:
     """A distributed function writes both on the tenant's node in one transaction: the job's id names it."""
     holders = {tenant: clean.holder(tenant) for tenant in range(1, 31)}

@@ -144,8 +144,12 @@ def test_nodes_of_the_variable(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tm
         ("/nowhere/nodes.toml", "cannot be read"),
         ("a=host=x\na=host=y", "'a': is listed twice"),
         ("a b=host=x", "'a b': a node's name has letters"),
-        ("a=host=x\nsecret", "not shown"),
-        ("a=no dsn at all", "not a connection string"),
+        ("a=host=x\nsecret", "'line 2': is not name=DSN"),
+        ("a=host=x\nb=no dsn at all secret", f"{door.VARIABLE}: 'b': its DSN is not a connection string"),
+        ("a=host=x user=u password=secret,b=host=y user=u", "'a': has two DSNs"),
+        ("a=dbname=x; b=dbname=y", "'a': has two DSNs"),
+        ("a=postgresql://u:secret@x/db,b=postgresql://u@y/db", "'a': has two DSNs"),
+        ("all=host=x", "'all': is reserved"),
         ("#=\n", "names no node"),
         ("# north=host=h password=secret", "names no node"),
         ("postgresql://u:secret@north/db", "cannot be read: No such file"),
@@ -174,6 +178,15 @@ def test_a_directory_that_is_away_is_told() -> None:
     with pytest.raises(QueueUnavailable, match="port=1") as raised:
         nodes(NOWHERE + " password=hidden")
     assert "hidden" not in str(raised.value)
+
+
+def test_a_silent_database_with_the_table_is_an_error(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the database with the table accepts the connection but does not return the list, the wait is limited."""
+    monkeypatch.setattr(door, "ANSWER", 0.2)
+    with fleet.connect(1) as conn, conn.transaction():
+        conn.execute("lock table tallybook.node; set local idle_in_transaction_session_timeout = '20 s'")
+        with pytest.raises(QueueUnavailable, match=r"no answer within 0\.2 s"):
+            nodes(fleet.dsn)
 
 
 def test_an_id_leads_to_its_node(fleet: Fleet) -> None:

@@ -19,6 +19,7 @@ from support.proxy import Proxy
 from support.samples import parsed, value
 from support.workers import QUICK, ask, eventually, living, quick
 from tallybook import App, Context
+from tallybook._db import nodes as _nodes
 from tallybook._db.node_changes import retire
 from tallybook._worker.entry import run_worker
 from tallybook._worker.life import fleet as _fleet
@@ -30,6 +31,9 @@ from tallybook.errors import ConfigError
 NAMES = ("north", "south", "west")
 COMPLETED = "select count(*) from tallybook.job where state = 'completed'"
 SCHEDULES = "select name from tallybook.schedules"
+WAITS = """\
+select pid from pg_stat_activity
+ where datname = current_database() and wait_event_type = 'Lock' and query like '%from tallybook.nodes n%'"""
 LIMITS = "select name, most from tallybook.limit_rule"
 
 
@@ -184,7 +188,8 @@ async def test_a_node_without_the_schema_is_tried_again(
     fleet.run(1, TABLES)
     async with serving(shop, fleet.dsn) as (worker, _):
         await on_record(worker, "north")
-        await eventually(lambda: "trying this node again" in caplog.text, "the new node is refused")
+        refused = "Run `tallybook migrate --nodes new`; trying this node again"
+        await eventually(lambda: refused in caplog.text, "the new node is refused")
         with connect(empty_dsn) as conn:
             migrate(conn, node=7)
         await on_record(worker, "north", "new")
@@ -314,6 +319,26 @@ async def test_an_address_of_another_node_is_refused(
         await eventually(lambda: "number of a node: 2: the database" in caplog.text, "south is refused")
         await eventually(lambda: fleet.each(SCHEDULES) == [[("daily",)], [], []], "the home has it")
         assert sorted(at_work(worker)) == ["north", "west"]
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+async def test_a_stop_does_not_wait_for_the_list_of_nodes(
+    fleet: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at_work: bool
+) -> None:
+    """A stop ends a worker that reads the list from a silent database, at its start or later, without a warning."""
+    monkeypatch.setattr(_fleet, "AGAIN", 0.1)
+    monkeypatch.setattr(_nodes, "ANSWER", 600.0)
+    lock = "lock table tallybook.node"
+    with fleet.connect(1) as conn, conn.transaction():
+        if not at_work:
+            conn.execute(lock)
+        async with serving(shop, fleet.dsn) as (worker, reports):
+            if at_work:
+                await on_record(worker, *NAMES)
+                conn.execute(lock)
+            await eventually(lambda: fleet.run(1, WAITS), "it reads the list")
+    assert len(reports) == 1
+    assert "cannot be used" not in caplog.text
 
 
 def test_each_look_reads_the_list_of_nodes_once(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

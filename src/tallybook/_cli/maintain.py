@@ -92,7 +92,7 @@ def _one(dsn: str | None, node: int | None, wait: timedelta | None, label: str =
     if moved.rebased:
         click.echo(f"{label}{moved}")
     if node is not None and node != after.node:
-        hint = "It is part of all existing job ids. A new number needs a new installation"
+        hint = "It is part of all existing job ids. `tallybook uninstall` removes them, and you can install it again"
         raise Problem(f"the node number stays {after.node}: it is set at the first installation", hint=hint)
     if foreign:
         raise Problem(foreign[0], hint=foreign[1])

@@ -22,7 +22,7 @@ node = click.Group("node", help="List, check and change the databases of one app
 
 _COLUMNS: Columns = {
     "node": "name",
-    "number": lambda row: "no answer" if row["number"] is None else row["number"],
+    "number": lambda row: "unknown" if row["number"] is None else row["number"],
     "state": lambda row: f"{row['state']}, home" if row["home"] else row["state"],
     "address": "address",
 }
@@ -134,7 +134,7 @@ def script(found: Sequence[nodes.Node], cluster: str = "tallybook", partitions: 
         raise Problem(f"the number of node {silent[0]!r} is unknown", hint=hint)
     if not cluster.isidentifier() or not cluster.islower():
         raise Problem(f"--cluster: {cluster!r} is not a plain name", hint="Use a to z, digits and _", exit_code=2)
-    count = partitions or _enough(len(found))
+    count = _enough(len(found)) if partitions is None else partitions
     if count & (count - 1) or count < len(found):
         hint = f"PL/Proxy takes a power of two, and each of {len(found)} nodes needs one: {_enough(len(found))}"
         raise Problem(f"--partitions: {count} does not fit", hint=hint, exit_code=2)

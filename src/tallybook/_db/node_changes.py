@@ -2,13 +2,14 @@
 
 import os
 import re
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
-from tallybook._db import nodes, numbers, sync
+from tallybook._db import migrate, nodes, numbers, sync
 from tallybook._db.declared import Declared
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.nodes import VARIABLE, Node, asked, at, named, written
@@ -20,6 +21,7 @@ _TAKE = Declared("_schedules_take(p_schedules jsonb) -> int")
 _SELF = """\
 select c.system_identifier, d.oid
   from pg_control_system() c, pg_database d where d.datname = current_database()"""
+_CITUS = "select to_regclass('pg_catalog.pg_dist_node') is not null and not exists (select from tallybook.nodes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +119,13 @@ def remove(dsn: str, name: str, *, anyway: bool = False) -> Changed:
 def pin(dsn: str, key: str, node: str) -> str:
     """Route the jobs of a key to this node; returns created, changed or unchanged. Raises UnknownNode."""
     found = named(nodes.nodes(dsn), node)
-    with psycopg.connect(dsn, **CONNECT) as conn:
+    with _connected(dsn) as conn:
         return sync.run(conn, nodes.pin(key, found.name))
 
 
 def unpin(dsn: str, key: str) -> bool:
     """Route a key by its hash again; returns False if it was not pinned."""
-    with psycopg.connect(dsn, **CONNECT) as conn:
+    with _connected(dsn) as conn:
         return sync.run(conn, nodes.unpin(key))
 
 
@@ -132,13 +134,27 @@ def _open(conn: psycopg.Connection[Any]) -> int:
     return sum(one.open for one in sync.run(conn, numbers.COUNTS())) if nodes.has_schema(conn) else 0
 
 
+@contextmanager
+def _connected(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    """Open a connection to the database with the table. Raises QueueUnavailable, and SchemaError without a schema."""
+    try:
+        conn = psycopg.connect(dsn, **CONNECT)
+    except psycopg.OperationalError as error:
+        raise QueueUnavailable(dsn_for_people(dsn), unreached(error)) from error
+    with conn:
+        migrate.check(conn)
+        yield conn
+
+
 def _in_table(dsn: str) -> list[Node]:
     """Return all listed nodes. Raises ConfigError if they are listed elsewhere: the table would hide that list."""
     if os.environ.get(VARIABLE):
         reason = "the nodes are listed in this variable, not in the table"
         raise ConfigError(VARIABLE, "(set)", reason, hint="Change it there, or unset it to use the table")
     listed = written(dsn)
-    if len(listed) > 1 and listed[0].number is None:  # neither in the table nor this database alone
+    with _connected(dsn) as conn:
+        is_citus = conn.execute(_CITUS).fetchone() == (True,)
+    if is_citus:
         hint = f"Change it by functions of Citus such as citus_update_node, or list all nodes in {VARIABLE}"
         raise ConfigError("nodes", "pg_dist_node", "Citus has the list, and the table would hide it", hint=hint)
     return listed

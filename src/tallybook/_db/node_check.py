@@ -11,7 +11,7 @@ from tallybook._db import migrate, sync
 from tallybook._db.declared import Declared
 from tallybook._db.doctor import clock
 from tallybook._db.link import CONNECT
-from tallybook._db.nodes import Answer, Node, asked, written
+from tallybook._db.nodes import TWINS, Answer, Node, asked, written
 from tallybook._db.policy import first_line, unreached
 from tallybook._db.texts import loads
 from tallybook._model.maintenance import Finding
@@ -59,7 +59,9 @@ def _report(conn: psycopg.Connection[Any]) -> _Report:
     try:
         info = migrate.info(conn)
         error = migrate.verdict(info.version, info.works_from, info.expected, conn.info.dbname)
-        text = str(error) if error else None if info.routines_current else "its functions are of another release"
+        text = None if info.routines_current else "its functions are of another release"
+        if error is not None:
+            text = str(error).partition(". ")[0]  # its hint is of one database: the finding has its own advice
         return _Report(None, text, standby, ahead, {} if text else sync.run(conn, _LOOK.call(loads)))
     except psycopg.errors.InsufficientPrivilege as denied:
         return _Report(first_line(denied), None, standby, ahead, {})
@@ -150,7 +152,7 @@ def _past(node: Node, look: dict[str, Any], known: tuple[Any, Any, Any]) -> Iter
 
 def _twins(answers: list[Answer[_Report]]) -> Iterator[Finding]:
     """Two nodes with one number, and one database that is listed twice."""
-    advice = "Ids lead to the wrong one. Install one of them again with its own number: `tallybook migrate --node N`."
+    advice = f"Ids lead to the wrong one. {TWINS}."
     for (number,), same in _by(answers, "number").items():
         for node in same if len(same) > 1 else ():
             others = ", ".join(other.name for other in same if other is not node)

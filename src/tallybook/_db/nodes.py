@@ -26,7 +26,10 @@ from tallybook.errors import ConfigError, QueueUnavailable, UnknownJob, UnknownN
 
 VARIABLE = "TALLYBOOK_NODES"
 _NUMBER_BITS = 43
+ANSWER = 10.0  # seconds that the database with the list has to return it
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
+_TWO_DSNS = re.compile(r"\b(host|port|dbname|user)\s*=.*\b\1\s*=|://.*://")
+"""A list on one line, of which libpq would use the last values."""
 _LINES = "Write name=DSN, one per line, or the path of a TOML file with a table [nodes]"
 
 _THERE = """\
@@ -41,6 +44,12 @@ _IS_COORDINATOR = "select groupid = 0 from pg_catalog.pg_dist_local_group"
 _FIRST_ID = """\
 select i.node, s.seqmin
   from tallybook.installed i, pg_sequence s where s.seqrelid = to_regclass('tallybook.job_id')"""
+
+TWINS = (
+    "If they are one database, list it once. A number is set once: to change that of a database without jobs to keep, "
+    "run `tallybook uninstall --dsn ...`, which removes its jobs, and `tallybook migrate --node N --dsn ...`"
+)
+"""What to do if two nodes have one number."""
 
 add = Simple("node_add(name text, address text, number int, system_identifier bigint) -> text", str)
 retire = Simple("node_retire(name text) -> text", str, unknown=UnknownNode)
@@ -111,7 +120,7 @@ def written(dsn: str) -> list[Node]:
     if given := os.environ.get(VARIABLE, "").strip():
         return _given(given)
     try:
-        with psycopg.connect(dsn, **CONNECT) as conn:
+        with psycopg.connect(dsn, **CONNECT) as conn, ThreadSocketTimeout(conn, ANSWER):
             table, citus, database = conn.execute(_THERE).fetchone() or (False, False, "")
             if table and (rows := conn.execute(_TABLE).fetchall()):
                 return [Node(name, number, at(dsn, to), state, home) for name, number, to, state, home in rows]
@@ -124,24 +133,36 @@ def written(dsn: str) -> list[Node]:
 
 def _given(text: str) -> list[Node]:
     """Return the nodes of the variable: lines, or the path of a file."""
-    if "\n" not in text and "=" not in text:
-        pairs = _file(text)
-    else:
-        lines = (line.strip() for line in text.splitlines())
-        parts = (line.partition("=") for line in lines if line and not line.startswith("#"))
-        pairs = [(name.strip(), dsn.strip()) for name, _, dsn in parts]
-        if not all(dsn for _, dsn in pairs):  # the line may hold a password
-            raise ConfigError(VARIABLE, "(not shown)", "a line is not name=DSN", hint=_LINES)
+    pairs = _lines(text) if "\n" in text or "=" in text else _file(text)
     found: dict[str, Node] = {}
     for name, dsn in pairs:
-        if not _NAME.fullmatch(name) or name in ("all", "home"):
+        if not _NAME.fullmatch(name):
             raise ConfigError(VARIABLE, _shown(name), "a node's name has letters, digits and _ . : -", hint=_LINES)
+        if name in ("all", "home"):
+            raise ConfigError(VARIABLE, name, "is reserved", hint="Give the node another name")
         if name in found:
             raise ConfigError(VARIABLE, name, "is listed twice", hint="Give each node its own name")
-        found[name] = Node(name, None, Source("nodes", None).conninfo(dsn), home=not found)
+        if _TWO_DSNS.search(dsn):
+            raise ConfigError(VARIABLE, name, "has two DSNs", hint=_LINES)
+        try:
+            conninfo = Source("nodes", None).conninfo(dsn)
+        except ConfigError as error:
+            raise ConfigError(VARIABLE, name, "its DSN is not a connection string", hint=error.hint) from None
+        found[name] = Node(name, None, conninfo, home=not found)
     if not found:
         raise ConfigError(VARIABLE, "(not shown)", "names no node", hint=_LINES)
     return list(found.values())
+
+
+def _lines(text: str) -> list[tuple[str, str]]:
+    pairs = []
+    for number, line in enumerate(text.splitlines(), 1):
+        name, _, dsn = (part.strip() for part in line.partition("="))
+        if not name.startswith("#") and line.strip():
+            if not dsn:  # the line may hold a password
+                raise ConfigError(VARIABLE, f"line {number}", "is not name=DSN", hint=_LINES)
+            pairs.append((name, dsn))
+    return pairs
 
 
 def _shown(text: str) -> str:
@@ -256,8 +277,7 @@ def numbered(among: Sequence[Node]) -> tuple[Node, ...]:
     for node in found:
         if node.number is not None and (other := first.setdefault(node.number, node)) is not node:
             reason = f"nodes {other.name!r} and {node.name!r} both have it, so ids of jobs lead to the wrong one"
-            hint = "One is a copy, or is listed twice. A number is set once: install one of them again with --node N"
-            raise ConfigError("number of a node", node.number, reason, hint=hint)
+            raise ConfigError("number of a node", node.number, reason, hint=TWINS)
     return found
 
 

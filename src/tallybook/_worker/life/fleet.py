@@ -77,7 +77,9 @@ class Life:
                 self.error = None
             except Exception as error:
                 self.error = error
-                log.error("%s; trying this node again in %g s", first_line(error), AGAIN)
+                command = f"`tallybook migrate --nodes {self.node.name}`"  # without --nodes: the database of the DSN
+                text = first_line(error).removesuffix(".").replace("`tallybook migrate`", command)
+                log.error("%s; trying this node again in %g s", text, AGAIN)
             finally:
                 self.served |= bool(self.worker and self.worker.heartbeat and self.worker.heartbeat.worker_id)
                 self.worker = None
@@ -156,10 +158,11 @@ class Fleet:
             if self.stopping.is_set():
                 break
             try:
-                now = await aside(self._look, True)
+                now = await self._looked(again=True)
                 parts = parts_of(self.app, now[0])
             except Exception as error:  # its database is away, or it is wrong, or too long to divide a limit
-                log.warning("the list of nodes cannot be used, so the former one stays: %s", first_line(error))
+                if not self.stopping.is_set():
+                    log.warning("the list of nodes cannot be used, so the former one stays: %s", first_line(error))
                 continue
             if _known(found[0]) != _known(now[0]):
                 self._tell(now[0], parts)
@@ -170,11 +173,24 @@ class Fleet:
         """Wait for the database that has the list. Raises ConfigError if two nodes have one number."""
         while True:
             try:
-                return await aside(self._look)
+                return await self._looked()
             except UnknownNode as error:  # ConfigError: the supervisor does not start it again
                 raise ConfigError("nodes", self._which, first_line(error)) from error
             except QueueUnavailable:
+                if self.stopping.is_set():
+                    raise
                 await self._link.first()  # raises where waiting does not help
+
+    async def _looked(self, *, again: bool = False) -> Found:
+        """Return `_look`'s result. Raises QueueUnavailable at a stop, which does not wait for a silent server."""
+        looking = asyncio.ensure_future(aside(self._look, again))
+        try:
+            await ends_or(looking, self.stopping)
+        finally:
+            looking.cancel()  # unless it is done
+        if not looking.done():
+            raise QueueUnavailable("the database of the list of nodes", "stopped")
+        return looking.result()
 
     def _look(self, again: bool = False) -> Found:
         """Read the list. Raises ConfigError if two nodes have one number, for example after one was cloned."""

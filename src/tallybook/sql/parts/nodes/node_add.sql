@@ -29,7 +29,7 @@ begin
     return 'created';
   end if;
   perform tallybook._refuse(n.name <> node_add.name, format('number %s belongs to node %s', n.number, to_json(n.name)),
-    'Numbers are part of job ids and are never reused: choose a free one.');
+    'List a database once. Another needs a free number: `tallybook uninstall` (removes its jobs), `migrate --node N`.');
   perform tallybook._refuse(n.number <> node_add.number, format('node %s has number %s', to_json(n.name), n.number),
     'The number is part of its job ids: add the other database under another name.');
   update tallybook.node k
