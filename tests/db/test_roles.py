@@ -363,6 +363,18 @@ def test_producer(at: House) -> None:
     )  # fmt: skip
 
 
+def test_no_session_is_left_out_of_the_counters(at: House) -> None:
+    """S11: no setting of a producer's session keeps the counters from its changes."""
+    conn = at.as_("producer")
+    conn.execute("set tallybook.counting = 'off'")
+    for queue in ("q", "other"):
+        conn.execute(f"select tallybook.subject_upsert('{queue}', 't', 's', run_at => now() + '1 day')".encode())
+    assert at.db.execute("select queue, scheduled from tallybook.counts() where scheduled <> 0").fetchall() == [
+        ("other", 1)
+    ]
+    assert at.db.execute("select * from tallybook.verify()").fetchall() == []
+
+
 def test_operator(at: House) -> None:
     """S10: an operator may read args, cancel, retry, pause and manage schedules, but neither enqueue nor claim."""
     at.db.execute("""select tallybook.enqueue('q', 't', '{"a": 1}')""")
