@@ -30,9 +30,14 @@ from tallybook.errors import SchemaBusy, SchemaError, SchemaMissing, SchemaTooNe
 
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
 PLAIN = """\
+set transaction isolation level read committed;
 set local search_path = pg_catalog, pg_temp; set local standard_conforming_strings = on;
 set local client_min_messages = warning"""
-"""First in each transaction of the owner. No function or operator that others have put into its search_path may run."""
+"""First in each transaction of the owner. No function or operator that others have put into its search_path may run.
+A transaction that has waited for another one's lock sees its work."""
+_NO_TIMEOUTS = """\
+select set_config(name, '0', true) from pg_settings
+ where name in ('statement_timeout', 'lock_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout')"""
 # Citus would create or drop everything on its other nodes, too, which have their own jobs, or manage the tables.
 _NO_PROPAGATION = """\
 select set_config(s, 'off', true) from unnest('{citus.enable_ddl_propagation,citus.use_citus_managed_tables}'::text[]) s
@@ -233,7 +238,7 @@ def migrate(
 def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None], patient: bool) -> list[str]:
     with conn.transaction():
         # Time-outs of a role must not apply here. Another migration holds no lock but this one: wait for it.
-        conn.execute(f"{PLAIN}; set local statement_timeout = 0; set local lock_timeout = 0".encode())
+        conn.execute(f"{PLAIN}; {_NO_TIMEOUTS}".encode())
         conn.execute(_NO_PROPAGATION)
         conn.execute(_LOCK)
         found = info(conn)
