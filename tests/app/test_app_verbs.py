@@ -119,6 +119,15 @@ async def test_a_verb_is_used_once(shop: App) -> None:
     assert not await shop.queues.resume("mail")
 
 
+def test_a_connection_that_declares_no_encoding_answers_in_text(shop: App, dsn: str) -> None:
+    """With the client_encoding SQL_ASCII, for which psycopg returns texts as bytes, verbs return the same as always."""
+    (job,) = put(shop)
+    with psycopg.connect(dsn, client_encoding="sql_ascii") as conn:
+        assert conn.execute("select 'x'::text").fetchone() == (b"x",)
+        assert shop.jobs.state(job).sync(conn) == "available"
+        assert shop.cancel(job).sync(conn) == "cancelled"
+
+
 async def test_a_connection_of_the_other_kind_is_refused(shop: App, db: psycopg.Connection[Any], dsn: str) -> None:
     """.on() refuses a plain connection, .sync() an async one, and doctor.run() one of the caller's."""
     put(shop)

@@ -570,3 +570,13 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, dsn: str) ->
     """TALLYBOOK_DEBUG=1 shows the traceback before the error."""
     monkeypatch.setenv("TALLYBOOK_DEBUG", "1")
     assert "Traceback" in invoke("queue", "pause", "none", to=make_conninfo(dsn)).stderr
+
+
+@pytest.mark.direct("a session of its own")
+def test_commands_ignore_the_isolation_level_of_the_role(dsn: str) -> None:
+    """A command that needs READ COMMITTED runs in it, whatever default_transaction_isolation the role has."""
+    to = make_conninfo(dsn, options="-c default_transaction_isolation=serializable")
+    assert invoke("schedule", "set", "daily", "t", "--every", "1 day", to=to).exit_code == 0
+    for words in ("event set sold 5", "schedule run daily"):
+        done = invoke(*words.split(), to=to)
+        assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""No stored value breaks a reader: hostile rows, written by SQL, are read through every page, command and answer."""
+"""No stored value and no style of times breaks a reader: rows are read through every page, command and answer."""
 
 import copy
 import json
@@ -38,6 +38,9 @@ def hostile(db: Connection, kind: str) -> None:
     """Jobs in each state, a subject, a schedule, a provider, events and audits, with hostile values of this kind."""
     put = "select tallybook.enqueue('q', 't', %(v)s::jsonb, headers => jsonb_build_object("
     put += "'links', jsonb_build_object('k', 1), 'x', %(v)s::jsonb)"
+    if kind == "styles":
+        for setting in ("datestyle = 'SQL, DMY'", "intervalstyle = 'sql_standard'"):
+            db.execute(sql.SQL("alter database {} set ").format(sql.Identifier(db.info.dbname)) + sql.SQL(setting))
     given = {"v": VALUE if kind == "values" else '{"n": 1}'}
     for more in (")", ")", ")", ", run_at => now() + interval '1 day')", ", unique_key => 'u', order_key => 'o')"):
         db.execute((put + more).encode(), given)
@@ -75,7 +78,8 @@ def hostile(db: Connection, kind: str) -> None:
         db.execute("update tallybook.worker set name = %s, queues = array[%s]", [NAME + ESCAPE, NAME + ESCAPE])
 
 
-KINDS = ("values", "infinity", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (*INSTANTS[1:], "names")))
+_SLOW = (pytest.param(kind, marks=pytest.mark.slow) for kind in (*INSTANTS[1:], "names"))
+KINDS = ("values", "infinity", "styles", *_SLOW)
 
 
 def strict(text: str) -> Any:
@@ -122,7 +126,7 @@ async def test_every_page(db: Connection, dsn: str, make: Any, kind: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "kind", ["values", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (*INSTANTS, "names"))]
+    "kind", ["values", "styles", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (*INSTANTS, "names"))]
 )
 def test_every_command(db: Connection, dsn: str, kind: str) -> None:
     """Whatever a row holds, each reading command ends without a traceback, in text and in strict JSON."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from support.cli import invoke
 from support.database import one
@@ -57,6 +58,30 @@ def migrating(dsn: str) -> tuple[Future[list[str]], list[str]]:
             return schema.migrate(conn, on_wait=waited.append)
 
     return ThreadPoolExecutor(1).submit(migrate), waited
+
+
+@pytest.mark.parametrize("level", ["read committed", "serializable"])
+def test_a_migration_that_waits_for_the_first_one_finds_it_done(empty_dsn: str, level: str) -> None:
+    """F33: of two first migrations one runs and the other finds it done, whatever the isolation level of the role."""
+    with psycopg.connect(empty_dsn, autocommit=True) as holder, holder.transaction():
+        name = sql.Identifier(holder.info.dbname)
+        with psycopg.connect(empty_dsn, autocommit=True) as other:
+            other.execute(sql.SQL("alter database {} set default_transaction_isolation = {}").format(name, level))
+        holder.execute("select pg_advisory_xact_lock(1413565440, 0)")
+        both = [migrating(empty_dsn)[0] for _ in range(2)]
+        waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted and database = (select oid"
+        wait_until(lambda: one(holder, waiting + " from pg_database where datname = current_database())") == 2, "two")
+    assert sorted(len(migration.result(60)) for migration in both) == [0, 2]
+
+
+@pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout", "transaction_timeout"])
+def test_no_timeout_of_a_role_ends_a_migration(empty_dsn: str, setting: str) -> None:
+    """A migration takes the time that it needs, whatever the timeouts of the role that runs it."""
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        if not conn.execute("select 1 from pg_settings where name = %s", [setting]).fetchone():
+            pytest.skip("PostgreSQL 17 and newer have it")
+        conn.execute(sql.SQL("set {} = '100ms'").format(sql.Identifier(setting)))
+        assert len(schema.migrate(conn)) == 2
 
 
 # Under load

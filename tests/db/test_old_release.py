@@ -19,7 +19,7 @@ from tallybook.testing import drain
 
 pytestmark = pytest.mark.slow
 
-OLD = "d64c3afd"
+OLD = "0d16dbf0"
 """The previous release: the last commit with the tables, types and names of today."""
 NEXT = """\
 alter table tallybook.entry add column anything int;

@@ -6,9 +6,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.roles import Connection, House, refused
-from tallybook._db import roles
-from tallybook._db.migrate import routines
+from support.roles import Connection, House, house, refused
+from tallybook._db import migrate, roles
 
 pytestmark = pytest.mark.direct("logins of their own")
 
@@ -46,7 +45,7 @@ def test_every_public_name_is_in_the_list(at: House) -> None:
     public = {name for name in called | views if not name.startswith("_")}
     unlisted = sorted(public - of_functions - of_views)
     assert not unlisted, f"say who may use {', '.join(unlisted)}: a line `-- rights: ...` above each"
-    lines = "".join(text for _, text in routines()).count("\n-- rights: ")
+    lines = "".join(text for _, text in migrate.routines()).count("\n-- rights: ")
     assert lines == len(of_functions | of_views), "a line that is not right above what it is about, or one twice"
     assert len([name for kind, name, *_ in listed if kind in ("definer", "caller")]) == len(of_functions), (
         "a line twice"
@@ -345,6 +344,24 @@ def test_control_without_the_search_path_it_has(at: House) -> None:
     assert any(f"hijacked as {at.owner}" in text for text in wrong), wrong
 
 
+@pytest.mark.parametrize("of", ["text", "name"])
+def test_an_owner_runs_no_code_of_others(empty_dsn: str, of: str) -> None:
+    """S11: the migration, the roles and their scripts run no function that others have put into the search_path."""
+    with psycopg.connect(empty_dsn, autocommit=True) as other:
+        for takes in ("text", f"text, {of}", f"text, {of}, text"):
+            other.execute(f"create function public.format({takes}) returns text language {HIJACKED}".encode())
+        with house(empty_dsn) as made:
+            made.give()
+            made.db.execute("update tallybook.installation set routines = 'other'")
+            assert migrate.migrate(made.db) == ["functions and views"]
+            made.db.execute(roles.script(made.prefix, existing=True).encode())
+            roles.forget(made.db)
+            assert migrate.uninstall(made.db)
+            made.db.execute(migrate.script().encode())
+            with pytest.raises(psycopg.Error, match="hijacked"):  # else nothing was in the way
+                made.db.execute(f"select format('%s'::text, 'x'::{of})".encode())
+
+
 # --- what each may, and may not, by doing it --------------------------------------------------------------------------
 
 
@@ -361,6 +378,18 @@ def test_producer(at: House) -> None:
         "select setval('tallybook.job_id', 1)", "select tallybook.enqueue_from('select 1', 'q', 't')",
         "select tallybook._roles_apply()",
     )  # fmt: skip
+
+
+def test_no_session_is_left_out_of_the_counters(at: House) -> None:
+    """S11: no setting of a producer's session keeps the counters from its changes."""
+    conn = at.as_("producer")
+    conn.execute("set tallybook.counting = 'off'")
+    for queue in ("q", "other"):
+        conn.execute(f"select tallybook.subject_upsert('{queue}', 't', 's', run_at => now() + '1 day')".encode())
+    assert at.db.execute("select queue, scheduled from tallybook.counts() where scheduled <> 0").fetchall() == [
+        ("other", 1)
+    ]
+    assert at.db.execute("select * from tallybook.verify()").fetchall() == []
 
 
 def test_operator(at: House) -> None:
@@ -418,6 +447,12 @@ def test_reader_and_metrics(at: House) -> None:
     reader, metrics = at.as_("reader"), at.as_("metrics")
     assert reader.execute("select id, queue, state, attempts from tallybook.job").fetchone() == (1, "q", "available", 0)
     assert reader.execute("select job_id, state from tallybook.attempt").fetchone() == (1, "available")
+    # No lease: a function that a view calls may be called by its readers, with any arguments.
+    taken = reader.execute(
+        "select format_type(t, null) from pg_proc p, unnest(p.proallargtypes) t"
+        " where p.pronamespace = 'tallybook'::regnamespace and has_function_privilege(p.oid, 'execute')"
+    ).fetchall()
+    assert ("bigint",) in taken and ("uuid",) not in taken
     refused(
         reader, "select args from tallybook.job", "select * from tallybook.job", "select summary from tallybook.job",
         "select error from tallybook.attempt", "select message from tallybook.error", "select tallybook.result(1)",

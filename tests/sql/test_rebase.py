@@ -248,3 +248,20 @@ def test_a_rebase_needs_read_committed(shop: Callable[..., Shop], tmp_path: Path
                 conn.execute("select tallybook.worker_start('new', '{default}')")
             assert refused.value.sqlstate == "TB003"
         conn.execute("rollback")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_counters_are_exact_after_a_rebase(shop: Callable[..., Shop], inside: bool) -> None:
+    """Rebase recounts the jobs aside that it moves instead of counting each move; in a savepoint it may count them."""
+    db = shop("fresh").db
+    for n in range(3):
+        db.execute("select tallybook.enqueue('q', 't', run_at => now() + '1 day', unique_key => %s)", [str(n)])
+    db.execute("update tallybook.installation set system_identifier = 1")
+    with db.transaction():
+        if inside:
+            db.execute("savepoint here")
+        assert db.execute("select rebased, scheduled from tallybook.rebase()").fetchone() == (True, 3)
+    moves = one(db, "select count(*) from tallybook.tally where what = 'scheduled' and n < 0")
+    assert moves == (3 if inside else 0)
+    assert db.execute("select * from tallybook.verify()").fetchall() == []
+    assert db.execute("select queue, scheduled from tallybook.counts()").fetchall() == [("q", 3)]

@@ -176,7 +176,9 @@ def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = No
     with conn:
         # A view cannot set this: compiling a look-up by id takes 100 ms, running it 1 ms. A pooler's session is shared.
         own = f"where pg_backend_pid() = {conn.info.backend_pid:d}"
-        conn.execute(f"set timezone = 'UTC'; select set_config('jit', 'off', false) {own}".encode())
+        styles = "set timezone = 'UTC'; set datestyle = 'ISO'; select set_config('intervalstyle', 'postgres', false)"
+        level = "set_config('default_transaction_isolation', 'read committed', false)"  # several verbs need it
+        conn.execute(f"{styles}, {level}, set_config('jit', 'off', false) {own}".encode())
         if schema:
             migrate.check(conn)
         yield conn

@@ -34,7 +34,7 @@ _COUNTERS = Declared("""
   -> rows (name level finding advice text, details jsonb)""", p_asked="false")  # fmt: skip
 _LIMITS = """\
 select set_config('statement_timeout', %s, true), set_config('lock_timeout', '1s', true),
-       set_config('jit', 'off', true)"""
+       set_config('jit', 'off', true), set_config('datestyle', 'ISO', true)"""
 _OLDEST = 150000
 
 

@@ -29,6 +29,15 @@ from tallybook._db.sql_lines import commented, profiled, rights
 from tallybook.errors import SchemaBusy, SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld, SchemaUnreleased
 
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
+PLAIN = """\
+set transaction isolation level read committed;
+set local search_path = pg_catalog, pg_temp; set local standard_conforming_strings = on;
+set local client_min_messages = warning"""
+"""First in each transaction of the owner. No function or operator that others have put into its search_path may run.
+A transaction that has waited for another one's lock sees its work."""
+_NO_TIMEOUTS = """\
+select set_config(name, '0', true) from pg_settings
+ where name in ('statement_timeout', 'lock_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout')"""
 # Citus would create or drop everything on its other nodes, too, which have their own jobs, or manage the tables.
 _NO_PROPAGATION = """\
 select set_config(s, 'off', true) from unnest('{citus.enable_ddl_propagation,citus.use_citus_managed_tables}'::text[]) s
@@ -118,7 +127,7 @@ def digest() -> str:
 
 def script(*, node: int = 0) -> str:
     """Return the whole installation as one SQL text, for people who apply SQL with their own tools."""
-    parts = ["begin;", f"{_NO_PROPAGATION};", f"{_LOCK};", "set local check_function_bodies = off;"]
+    parts = ["begin;", f"{PLAIN};", f"{_NO_PROPAGATION};", f"{_LOCK};", "set local check_function_bodies = off;"]
     parts += [f"-- {name}\n{aside(text).strip()}" for _, name, text in migrations()]
     parts += [f"-- {name}\n{text.strip()}" for name, text in routines()]
     parts.append(_recorded(node, first=True))
@@ -229,9 +238,7 @@ def migrate(
 def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None], patient: bool) -> list[str]:
     with conn.transaction():
         # Time-outs of a role must not apply here. Another migration holds no lock but this one: wait for it.
-        conn.execute(
-            "set local client_min_messages = warning; set local statement_timeout = 0; set local lock_timeout = 0"
-        )
+        conn.execute(f"{PLAIN}; {_NO_TIMEOUTS}".encode())
         conn.execute(_NO_PROPAGATION)
         conn.execute(_LOCK)
         found = info(conn)
@@ -260,7 +267,7 @@ def uninstall(conn: psycopg.Connection) -> bool:
     If objects of yours depend on it (such as a view over tallybook.job), the removal fails with PostgreSQL's own error.
     """
     with conn.transaction():
-        conn.execute("set local client_min_messages = warning")
+        conn.execute(PLAIN)
         conn.execute(_NO_PROPAGATION)
         conn.execute(_LOCK)
         if not is_installed(conn):

@@ -261,7 +261,8 @@ def _ask(dsn: str, question: Callable[[psycopg.Connection[Any]], T], seconds: fl
         conn.transaction(),
     ):
         limit = f"set local statement_timeout = {round(seconds * 1000)}"
-        conn.execute(f"{limit}; set local timezone = 'UTC'; set local jit = off".encode())
+        styles = "set local timezone = 'UTC'; set local datestyle = 'ISO'; set local intervalstyle = 'postgres'"
+        conn.execute(f"{limit}; {styles}; set local jit = off".encode())
         return question(conn)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from tallybook._db.migrate import PLAIN
 from tallybook.errors import ConfigError, RoleError
 
 KINDS = ("producer", "worker", "operator", "reader", "metrics")
@@ -45,7 +46,7 @@ def statements(prefix: str, missing: list[str]) -> list[sql.Composed]:
 def script(prefix: str = PREFIX, *, existing: bool = False) -> str:
     """Return them as one SQL text, for people who apply SQL with their own tools."""
     listed = statements(prefix, [] if existing else names(prefix))
-    return "".join(f"{line};\n" for line in ("begin", _LOCK, *(one.as_string(None) for one in listed), "commit"))
+    return "".join(f"{line};\n" for line in ("begin", PLAIN, _LOCK, *(one.as_string(None) for one in listed), "commit"))
 
 
 def create(conn: psycopg.Connection[Any], prefix: str = PREFIX, *, existing: bool = False) -> Done:
@@ -56,7 +57,7 @@ def create(conn: psycopg.Connection[Any], prefix: str = PREFIX, *, existing: boo
     """
     wanted = names(prefix)
     with conn.transaction():
-        conn.execute("set local client_min_messages = warning")
+        conn.execute(PLAIN)
         conn.execute(_LOCK)
         rows = conn.execute("select rolname from pg_roles where rolname = any (%s::name[])", (wanted,))
         there = {row[0] for row in rows}
@@ -88,6 +89,7 @@ def _by_administrator(missing: list[str]) -> str:
 def forget(conn: psycopg.Connection[Any]) -> list[str]:
     """Revoke the rights of all roles and grant the functions to PUBLIC again. The roles themselves remain."""
     with conn.transaction():
+        conn.execute(PLAIN)
         conn.execute(_LOCK)
         found = [str(row[0]) for row in conn.execute("select name from tallybook.role order by kind")]
         conn.execute("select tallybook._roles_forget()")

@@ -142,7 +142,8 @@ async def run_on(conn: Any, call: Call[T], *, sync: bool) -> T:
         if ours := refusal(error, call):
             raise ours from error
         raise
-    return call.row(row[0] if row is not None else None)
+    found = row[0] if row is not None else None
+    return call.row(found.decode() if isinstance(found, bytes) else found)  # text, if client_encoding is SQL_ASCII
 
 
 async def _psycopg(conn: Any, call: Call[Any]) -> Any:

@@ -40,7 +40,8 @@ _GOOD, _LAST_GOOD = 10.0, 60.0  # seconds for which findings are reused, in gene
 # Local to the transaction: no setting stays in a session that a pooler may share.
 _LIMITS = """\
 select set_config('statement_timeout', %s, true), set_config('lock_timeout', '2s', true),
-       set_config('jit', 'off', true), set_config('timezone', 'UTC', true)"""
+       set_config('jit', 'off', true), set_config('timezone', 'UTC', true), set_config('datestyle', 'ISO', true),
+       set_config('intervalstyle', 'postgres', true)"""
 _LIMITS_OF_STANDBY = f"{_LIMITS}, {LAG}"
 
 

@@ -8,8 +8,8 @@ declare v_bad int;
 begin
   select f.n into v_bad
     from unnest(p_tasks, p_args, p_max_attempts, p_headers) with ordinality as f(task, args, max_attempts, headers, n)
-   where f.task is null or f.task ~ '[[:cntrl:]]|^\s|\s$' or f.task = '' or octet_length(f.task) > 200 or f.args is null
-      or left(f.args, 1) <> '{' or octet_length(f.args) > 1000000
+   where f.task is null or f.task ~ E'[[:cntrl:]]|^\\s|\\s$' or f.task = '' or octet_length(f.task) > 200
+      or f.args is null or left(f.args, 1) <> '{' or octet_length(f.args) > 1000000
       or f.max_attempts not between 1 and 32767 or octet_length(f.headers) > 8000
       or left(f.headers, 1) <> '{' limit 1;
   if found then

@@ -9,11 +9,11 @@ as $$
 begin
   return coalesce(
     (select c.claimed_at from tallybook.entry e, lateral tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) c
-      where e.job_id = p_job_id and e.attempt > 1 and e.attempt <= p_attempt and c.lease is not null
+      where e.job_id = p_job_id and e.attempt > 1 and e.attempt <= p_attempt and c.worker_id is not null
         and not exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq) o where o.state = 'moved')
       order by e.attempt desc limit 1),
     (select c.claimed_at from tallybook.entry e, lateral tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) c
-      where e.job_id = p_job_id and e.attempt = 1 and c.lease is not null
+      where e.job_id = p_job_id and e.attempt = 1 and c.worker_id is not null
         and not exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq) o where o.state = 'moved')
       limit 1));
 end $$;

@@ -39,7 +39,7 @@ begin
           tallybook._check_range('max_looked', jobs.max_looked::text, jobs.max_looked between 1000 and 1000000,
                                  'It must be from 1000 to 1000000.');
   perform tallybook._refuse(
-    jobs.after !~ '^(i\d{1,18}|[el]\d{1,18}\.\d{1,18})(-(i\d{1,18}|[el]\d{1,18}\.\d{1,18})){0,2}$',
+    jobs.after !~ E'^(i\\d{1,18}|[el]\\d{1,18}\\.\\d{1,18})(-(i\\d{1,18}|[el]\\d{1,18}\\.\\d{1,18})){0,2}$',
     format('%s is not a cursor', to_json(left(jobs.after, 100))), 'Pass the cursor of the previous page''s last row.');
   v_filter := jsonb_strip_nulls(jsonb_build_object('queue', jobs.queue, 'task', jobs.task, 'states', jobs.states,
                                                    'links', jobs.links, 'error', jobs.error,
@@ -53,16 +53,16 @@ begin
   for r in
     select s.source, s.place, s.line, min(s.at) over (partition by s.source order by s.n) as at, s.n
       from (select 'i' as source, i.* from tallybook._jobs_by_id(
-                v.ids, v.given, v.lanes, v.mine, v_filter, v.low, v.high, substring(jobs.after, 'i(\d+)')::bigint,
+                v.ids, v.given, v.lanes, v.mine, v_filter, v.low, v.high, substring(jobs.after, E'i(\\d+)')::bigint,
                 jobs.max_jobs, jobs.max_looked) i where v.ids <> '{}'
             union all
-            select 'l', l.* from tallybook._jobs_by_line(
-                v.line, v.lanes, v_filter, substring(jobs.after, 'l(\d+)')::xid8,
-                substring(jobs.after, 'l\d+\.(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) l where v.line is not null
+            select 'l', l.* from tallybook._jobs_by_line(v.line, v.lanes, v_filter,
+                substring(jobs.after, E'l(\\d+)')::xid8, substring(jobs.after, E'l\\d+\\.(\\d+)')::bigint,
+                jobs.max_jobs, jobs.max_looked) l where v.line is not null
             union all
             select 'e', e.* from tallybook._jobs_by_end(
-                v.endings, v_filter, substring(jobs.after, 'e(\d+)')::bigint,
-                substring(jobs.after, 'e\d+\.(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) e
+                v.endings, v_filter, substring(jobs.after, E'e(\\d+)')::bigint,
+                substring(jobs.after, E'e\\d+\\.(\\d+)')::bigint, jobs.max_jobs, jobs.max_looked) e
              where v.endings <> '{}') s
      order by at desc nulls last, s.source, s.n
   loop

@@ -23,7 +23,7 @@ begin
             format('unknown states %s', states), 'Use available, scheduled, retrying.');
   perform tallybook._check_range('max_jobs', max_jobs::text, max_jobs between 1 and 1000, 'It must be from 1 to 1000.');
   perform tallybook._refuse(
-            after !~ '^(line \d+ \d{1,5} [01] [0-3] \d{1,19} \d{1,19}|later \d+ [-+\w:.]+ \d{1,19})$',
+            after !~ E'^(line \\d+ \\d{1,5} [01] [0-3] \\d{1,19} \\d{1,19}|later \\d+ [-+\\w:.]+ \\d{1,19})$',
             format('%s is not a place', to_json(after)), 'Pass the place of the previous page''s last row.'),
           tallybook._refuse(not exists (select from tallybook.queues q where q.name = queue_top.queue),
             format('there is no queue %s', to_json(queue_top.queue)), 'See the view tallybook.queues.', 'TB002');

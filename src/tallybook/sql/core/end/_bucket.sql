@@ -10,15 +10,21 @@ language sql immutable as $$
                                                                   else 0::smallint end
 $$;
 
+-- _retired_now(lane): whether the caller's transaction has just retired this lane. Only a rebase does: it recounts the
+-- jobs that it moves. A setting would not do, since any session can change it.
+-- profile: hot
+create or replace function tallybook._retired_now(p_lane_id int) returns boolean language plpgsql stable as $$
+begin return exists (select from tallybook.lane l where l.lane_id = p_lane_id and l.retired_at is not null
+                                                        and l.xmin = pg_current_xact_id()::xid); end $$;
+
 -- _count_moved(): the trigger of scheduled, waiting and dead. Counts rows that are inserted, deleted, or change their
 -- lane.
 -- profile: nojit
 create or replace function tallybook._count_moved() returns trigger language plpgsql as $$
-declare
-  v_what text := tg_table_name; v_failed text := case when tg_table_name = 'scheduled' then 'retrying'
-    else tg_table_name end;
+declare v_what text := tg_table_name; v_failed text := case v_what when 'scheduled' then 'retrying' else v_what end;
 begin
   if tg_op = 'UPDATE' then
+    if tallybook._retired_now(old.lane_id) then return null; end if;
     insert into tallybook.tally (lane_id, n, attempts, what, task)
     values (old.lane_id, -1, -old.attempt, (case when old.failures > 0 then v_failed
                                             else v_what end)::tallybook.counted, old.task),

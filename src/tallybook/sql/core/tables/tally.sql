@@ -38,8 +38,7 @@ begin
       ' for each statement execute function tallybook._count_moved()', v_table);
     execute format('create trigger counts_changed after update on tallybook.%I for each row'
       ' when ((old.lane_id, old.attempt, old.failures > 0)'
-      '       is distinct from (new.lane_id, new.attempt, new.failures > 0)'
-      ' and coalesce(current_setting(''tallybook.counting'', true), '''') <> ''off'')'
+      '       is distinct from (new.lane_id, new.attempt, new.failures > 0))'
       ' execute function tallybook._count_moved()', v_table);
   end loop;
 end $$;

@@ -75,7 +75,7 @@ begin
 
   select b.moved, b.lost, b.cancelled into moved, lost, cancelled
     from tallybook._rebase_entries(v_old, v_new, null, null, v_xids, v_seqs, v_workers, at) b;
-  perform set_config('tallybook.counting', 'off', true);  -- one by one: they are recounted
+  -- _count_moved does not count these moves: they are recounted.
   -- Rows locked by a user's transaction stay, and move when they are promoted, released or retried.
   with moved as (
     select * from unnest(v_old, v_new) m(old, new)
@@ -96,7 +96,6 @@ begin
 
   update tallybook.installation i set system_identifier = c.system_identifier from pg_control_system() c;
   perform tallybook.recount(at);
-  perform set_config('tallybook.counting', 'on', true);
   perform tallybook._wake(q) from (select distinct l.queue from tallybook.lane l where l.lane_id = any (v_new)
                                    order by 1) d(q);
   rebased := true;

@@ -10,10 +10,10 @@
 create or replace function tallybook._query_read(p_query text, out query text, out columns text)
 language plpgsql as $$
 declare
-  v_from text; v_names text[]; v_types text[]; v_list text[] := '{}'; v_type text; c record; v_plan refcursor;
+  v_from text; v_names text[]; v_types regtype[]; v_list text[] := '{}'; v_type regtype; c record; v_plan refcursor;
   v_state text; v_message text; v_hint text;
 begin
-  query := regexp_replace(coalesce(p_query, ''), '[\s;]+$', '');
+  query := regexp_replace(coalesce(p_query, ''), '[[:space:];]+$', '');
   perform tallybook._refuse(query = '', 'the query is empty',
                             'Write one SELECT with a column args, and mostly a column key.');
   perform tallybook._refuse(octet_length(query) > 100000, format('the query has %s bytes', octet_length(query)),
@@ -32,7 +32,7 @@ begin
                               'Write jsonb_build_object(''name'', value) as args.');
     perform tallybook._refuse(true, format('the query has more than one column %s', n))
        from unnest(v_names) n group by n having count(*) > 1 limit 1;
-    execute 'select array[' || (select string_agg(format('pg_typeof(q.%I)::text', n), ', ' order by i)
+    execute 'select array[' || (select string_agg(format('pg_typeof(q.%I)', n), ', ' order by i)
                                   from unnest(v_names) with ordinality u(n, i)) || ']' || v_from into v_types;
   exception when others then
     get stacked diagnostics v_state = returned_sqlstate, v_message = message_text, v_hint = pg_exception_hint;
@@ -42,7 +42,7 @@ begin
     raise;
   end;
   for c in select * from (values
-      ('key', 'text', '{text,character varying,uuid,smallint,integer,bigint}'::text[],
+      ('key', 'text', '{text,character varying,uuid,smallint,integer,bigint}'::regtype[],
        'q.key::text collate pg_catalog."default"'),
       ('args', 'jsonb', '{jsonb,json}', 'q.args'),
       ('run_at', 'timestamptz', '{timestamp with time zone}', 'q.run_at'),

@@ -19,7 +19,7 @@ language sql stable as $$
   select c.oid::regclass, coalesce(m.b[1], '0')::numeric, m.b[2]::numeric
     from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid,
          lateral regexp_match(pg_get_expr(c.relpartbound, c.oid),
-                              '^FOR VALUES FROM \((?:MINVALUE|''(\d+)'')\) TO \((?:MAXVALUE|''(\d+)'')\)$') m(b)
+                              E'^FOR VALUES FROM \\((?:MINVALUE|''(\\d+)'')\\) TO \\((?:MAXVALUE|''(\\d+)'')\\)$') m(b)
    where i.inhparent = p_parent
    order by 2
 $$;
@@ -120,7 +120,7 @@ begin
   -- What takes long is done before anything is locked. Nothing of it stays where the locks are not to be had.
   for n in 1..cardinality(p_parents) loop
     select c.relname || '_' || (
-             select coalesce(max(substring(k.relname from '_(\d+)$')::int), 0) + 1
+             select coalesce(max(substring(k.relname from E'_(\\d+)$')::int), 0) + 1
                from pg_catalog.pg_inherits i join pg_catalog.pg_class k on k.oid = i.inhrelid
                     where i.inhparent = p_parents[n])
       into v_name from pg_catalog.pg_class c where c.oid = p_parents[n];

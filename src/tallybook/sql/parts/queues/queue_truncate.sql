@@ -35,7 +35,7 @@ begin
   perform tallybook._refuse(not exists (select from tallybook.queues q where q.name = queue_truncate.queue),
             format('there is no queue %s', to_json(queue)), 'See the view tallybook.queues.', 'TB002');
   perform tallybook._refuse(
-            mark is not null and (mark ->> 'xid' ~ '^\d{1,19}$' and mark ->> 'id' ~ '^\d{1,19}$') is not true,
+            mark is not null and (mark ->> 'xid' ~ '^[0-9]{1,19}$' and mark ->> 'id' ~ '^[0-9]{1,19}$') is not true,
             format('%s is not a mark', mark), 'Pass the mark that the previous call returned, or null to begin.');
   cancelled := 0; cancelling := 0; busy := false; remain := true;
   v_error := jsonb_strip_nulls(jsonb_build_object('message', 'truncated', 'by', left(by, 500)));

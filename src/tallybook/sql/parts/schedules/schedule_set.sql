@@ -75,7 +75,7 @@ begin
                             format('max_attempts %s is out of range', p.max_attempts), 'It must be from 1 to 32767.');
   perform tallybook._refuse(num_nonnulls(p.cron, p.every) <> 1, 'a schedule needs a cron expression or an interval',
                             'Pass one of cron and every.');
-  perform tallybook._refuse(length(p.cron) > 200 or p.cron !~ '^\s*(@\w+|(\S+\s+){4,5}\S+)\s*$',
+  perform tallybook._refuse(length(p.cron) > 200 or p.cron !~ E'^\\s*(@\\w+|(\\S+\\s+){4,5}\\S+)\\s*$',
     format('a cron expression must have 5 fields, or 6 with seconds: %s', to_json(left(p.cron, 200))),
     'Write */5 * * * * or @daily; pass an interval as every.');
   perform tallybook._refuse(p.every not between interval '1 s' and interval '366 days'

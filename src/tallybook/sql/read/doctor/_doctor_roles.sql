@@ -19,7 +19,7 @@ create or replace function tallybook._doctor_roles() returns setof tallybook._ch
          where case when g.columns is null then not exists (select from aclexplode(c.relacl) a where a.grantee = r.oid)
                     else exists (select from pg_attribute t
                                   where t.attrelid = c.oid and t.attname = any (regexp_split_to_array(g.columns,
-                                      ',\s*'))
+                                      ', *'))
                                     and not exists (select from aclexplode(t.attacl) a where a.grantee = r.oid)) end
         union all
         select format('%s does not run with the rights of its owner', p.oid::regprocedure)

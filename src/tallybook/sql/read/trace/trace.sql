@@ -58,7 +58,7 @@ begin
                     left join lateral tallybook._outcome_of(e.retention, e.xid, e.seq) o on true
                     left join lateral (select x.claimed_at, x.worker_id
                                        from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) x
-                                        where x.lease is not null) c on true) t
+                                        where x.worker_id is not null) c on true) t
         ), now as materialized (select n.* from tallybook._job_place(j.id) n)
         -- Enqueued: as in the oldest record.
         select f.enqueued_at, j.id, f.queue, f.task, 1, 0, 'enqueued', null::text, jsonb_build_object('args', f.args),

@@ -3,7 +3,7 @@
 --   worker)
 create or replace view tallybook.attempt as
 select e.job_id, e.attempt, l.queue, e.task, e.failures::int, e.crashes::int,
-       coalesce(o.state::text, case when c.lease is not null then 'running' else 'available' end) as state,
+       coalesce(o.state::text, case when c.worker_id is not null then 'running' else 'available' end) as state,
        c.claimed_at as started_at, o.ended_at, c.worker_id, w.name as worker, o.error
   from tallybook.entry e
   join tallybook.lane l on l.lane_id = e.lane_id

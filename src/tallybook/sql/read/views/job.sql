@@ -50,12 +50,12 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
                                 and (t.attempt = a.attempt or t.attempt < a.attempt and not t.once) limit 1) t on true
     union all
     select e.job_id, l.queue, e.task,
-           case when o.state is not null then o.state::text when c.lease is not null then 'running'
+           case when o.state is not null then o.state::text when c.worker_id is not null then 'running'
                 when t.cancelled then 'cancelled' else 'available' end,
-           l.priority::int, g.args, e.headers, e.attempt, (c.lease is null)::int, e.failures, e.crashes, e.max_attempts,
-           e.unique_key, e.enqueued_at, coalesce(e.run_at, e.enqueued_at), c.claimed_at, o.ended_at, c.worker_id,
-           w.name, coalesce(o.error ->> 'message', t.reason), e.errors,
-           o.state is null and c.lease is null and l.part not in ('', 'turn', 'fair')
+           l.priority::int, g.args, e.headers, e.attempt, (c.worker_id is null)::int, e.failures, e.crashes,
+           e.max_attempts, e.unique_key, e.enqueued_at, coalesce(e.run_at, e.enqueued_at), c.claimed_at, o.ended_at,
+           c.worker_id, w.name, coalesce(o.error ->> 'message', t.reason), e.errors,
+           o.state is null and c.worker_id is null and l.part not in ('', 'turn', 'fair')
              and not exists (select from tallybook.worker k where k.ended_at is null and l.part = any (k.parts)
                              and l.queue = any (k.queues)),
            e.order_key, e.expires_at, o.result, e.options,
