@@ -61,7 +61,9 @@ select case when w.id is null then 'available'
   from tallybook.entry e left join tallybook.outcome o
     on o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq
   left join lateral tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) c on true
-  left join tallybook.claim k on k.lease = c.lease
+  left join lateral (select x.id from tallybook.claim x
+                      where x.worker_id = c.worker_id and x.lane_id = e.lane_id and x.claimed_at = c.claimed_at
+                      limit 1) k on true
   left join tallybook.worker w on w.id = c.worker_id
  where o.state is null group by 1"""
 
