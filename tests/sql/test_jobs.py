@@ -261,6 +261,18 @@ select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n
     assert control > 20_000, "control: without a bound all is read"
 
 
+def test_a_page_is_bounded_after_an_analyze_beside_a_bulk_insert(db: Connection, connect: Any) -> None:
+    """If the tables are analyzed while many jobs are inserted, the planner expects few rows: a page still reads few."""
+    put(db)
+    bulk = connect(autocommit=False)
+    put_many(bulk, 5_000)
+    db.execute("analyze tallybook.entry")
+    bulk.commit()
+    known = one(db, "select sum(reltuples) from pg_class where relname like 'entry_default_%' and relkind = 'r'")
+    assert known < 10, "the statistics are from before the commit"
+    assert rows_read(db, lambda: page(db, max_looked=1000)) < 1_000
+
+
 # --- updated_at, when a job's state began, and last_attempt_at, when it was last started -----------------------------
 
 

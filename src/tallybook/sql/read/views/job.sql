@@ -61,7 +61,7 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
            e.order_key, e.expires_at, o.result, e.options,
            coalesce(o.ended_at, c.claimed_at, t.created_at, greatest(e.run_at, e.enqueued_at))
       from tallybook.entry e
-      join tallybook.lane l on l.lane_id = e.lane_id
+      cross join lateral (select y.* from tallybook.lane y where y.lane_id = e.lane_id limit 1) l  -- after its entry
       left join lateral (  -- one at a time: a join reads all outcomes while the planner has no statistics
         select o.state, o.error, o.ended_at, o.result from tallybook.outcome o
          where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1) o on true
