@@ -119,6 +119,7 @@ async def test_a_verb_is_used_once(shop: App) -> None:
     assert not await shop.queues.resume("mail")
 
 
+@pytest.mark.direct("a pooler reports the encoding of its own connections")
 def test_a_connection_that_declares_no_encoding_answers_in_text(shop: App, dsn: str) -> None:
     """With the client_encoding SQL_ASCII, for which psycopg returns texts as bytes, verbs return the same as always."""
     (job,) = put(shop)
